@@ -1,0 +1,161 @@
+"""Talk between the processes of a run; with a single process all of it works and does nothing."""
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+# (the world it was made in, this machine's group): after the world is destroyed it counts no more.
+_local_group: tuple[dist.ProcessGroup | None, dist.ProcessGroup] | None = None
+
+
+def get_world_size() -> int:
+    """The number of processes of the run; 1 without a process group."""
+    return dist.get_world_size() if _is_distributed() else 1
+
+
+def get_rank() -> int:
+    """This process's number among all; 0 without a process group."""
+    return dist.get_rank() if _is_distributed() else 0
+
+
+def is_main_process() -> bool:
+    """Whether this is rank 0."""
+    return get_rank() == 0
+
+
+def get_local_rank() -> int:
+    """This process's number on its machine: from the local group, else torchrun's LOCAL_RANK."""
+    if (group := _find_local_group()) is not None:
+        return dist.get_rank(group)
+    return _local_from_environment("LOCAL_RANK", alone=0)
+
+
+def get_local_size() -> int:
+    """The number of processes on this machine: from the local group, else LOCAL_WORLD_SIZE."""
+    if (group := _find_local_group()) is not None:
+        return dist.get_world_size(group)
+    return _local_from_environment("LOCAL_WORLD_SIZE", alone=1)
+
+
+def create_local_process_group(num_workers_per_machine: int) -> None:
+    """Make the group of this machine's processes. All ranks call it, once, after init."""
+    global _local_group
+    if _find_local_group() is not None:
+        raise RuntimeError("the local process group exists already")
+    world_size = dist.get_world_size()
+    if num_workers_per_machine < 1 or world_size % num_workers_per_machine:
+        raise ValueError(
+            f"{world_size} processes cannot be {num_workers_per_machine} on each machine; "
+            "give the number of processes that one machine runs"
+        )
+    for first in range(0, world_size, num_workers_per_machine):
+        ranks = list(range(first, first + num_workers_per_machine))
+        group = dist.new_group(ranks)  # every rank takes part in making every group
+        if dist.get_rank() in ranks:
+            _local_group = (dist.group.WORLD, group)
+
+
+def get_local_process_group() -> dist.ProcessGroup:
+    """The group of this machine's processes."""
+    if (group := _find_local_group()) is None:
+        raise RuntimeError("no local process group; call comm.create_local_process_group first")
+    return group
+
+
+def synchronize() -> None:
+    """Wait until all ranks are here."""
+    if get_world_size() == 1:
+        return
+    if dist.get_backend() == "nccl":
+        # Without it NCCL guesses the device from the rank.
+        dist.barrier(device_ids=[torch.cuda.current_device()])
+    else:
+        dist.barrier()
+
+
+def all_gather(data: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """What each rank gave, in order of rank, on every rank; anything that pickles."""
+    if get_world_size() == 1:
+        return [data]
+    group = group or _gloo_group(dist.group.WORLD)
+    gathered: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, data, group=group)
+    return gathered
+
+
+def gather(data: T, dst: int = 0, group: dist.ProcessGroup | None = None) -> list[T]:
+    """What each rank gave, in order of rank, on (global) rank `dst`; [] on the others."""
+    if get_world_size() == 1:
+        return [data]
+    group = group or _gloo_group(dist.group.WORLD)
+    gathered: list = [None] * dist.get_world_size(group) if dist.get_rank() == dst else []
+    dist.gather_object(data, gathered or None, dst=dst, group=group)
+    return gathered
+
+
+def shared_random_seed() -> int:
+    """A number that is the same on all ranks, drawn from rank 0's NumPy generator.
+
+    All ranks must call it; it repeats when NumPy was seeded the same.
+    """
+    return all_gather(int(np.random.randint(2**31)))[0]
+
+
+def reduce_dict(
+    input_dict: Mapping[str, torch.Tensor], average: bool = True
+) -> dict[str, torch.Tensor]:
+    """The mean (or sum) over ranks of each tensor, on every rank, in one collective.
+
+    All ranks must give the same names with the same shapes. Floats come back in float32 or wider.
+    """
+    if get_world_size() == 1 or not input_dict:
+        return dict(input_dict)
+    names = sorted(input_dict)  # ranks may have filled their dicts in different orders
+    tensors = [input_dict[name].detach() for name in names]
+    dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    if average or dtype.is_floating_point:
+        dtype = torch.promote_types(dtype, torch.float32)
+    packed = torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
+    dist.all_reduce(packed, group=_gloo_group(dist.group.WORLD) if packed.is_cpu else None)
+    if average:
+        packed /= get_world_size()
+    parts = packed.split([tensor.numel() for tensor in tensors])
+    return {
+        name: part.view(tensor.shape)
+        for name, part, tensor in zip(names, parts, tensors, strict=True)
+    }
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _find_local_group() -> dist.ProcessGroup | None:
+    if _local_group is None or not _is_distributed():
+        return None
+    world, group = _local_group
+    return group if world is dist.group.WORLD else None
+
+
+def _local_from_environment(variable: str, alone: int) -> int:
+    if variable in os.environ:
+        return int(os.environ[variable])
+    if get_world_size() == 1:
+        return alone
+    raise RuntimeError(
+        f"which processes share this machine is not known: start with torchrun (it sets "
+        f"{variable}) or call comm.create_local_process_group after init_process_group"
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _gloo_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group over all ranks that can carry Python objects, kept for as long as the world is."""
+    return world if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")

@@ -1,0 +1,121 @@
+"""What a run depends on besides its config: machine, versions, seeds, code.
+
+`python -m engine.utils.environment` prints it: put that into a bug report.
+"""
+
+import logging
+import os
+import platform
+import random
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+_PACKAGES = ("numpy", "fvcore", "iopath", "yacs", "omegaconf", "tensorboard")
+_VARIABLES = re.compile(
+    r"(OMP|MKL|KMP|CUDA|NCCL|GLOO|TORCH|PYTORCH|MASTER)_\w+|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE"
+)
+
+logger = logging.getLogger(__name__)
+
+
+def collect_env_info() -> str:
+    """A table of platform, versions, devices, threads and the environment variables that matter."""
+    rows = [
+        ("platform", platform.platform()),
+        ("Python", f"{sys.version.split()[0]} ({sys.executable})"),
+        ("engine", f"{_version('train-engine')} ({Path(__file__).parents[1]})"),
+        ("torch", f"{torch.__version__} ({Path(torch.__file__).parent})"),
+        *((package, _version(package)) for package in _PACKAGES),
+        ("CUDA of this torch", torch.version.cuda or "none"),
+        *_devices(),
+        ("CPUs", f"{os.cpu_count()}, usable by this process: {_usable_cpus()}"),
+        ("threads of torch", torch.get_num_threads()),
+        *(
+            (name, value)
+            for name, value in sorted(os.environ.items())
+            if _VARIABLES.fullmatch(name)
+        ),
+    ]
+    return f"{tabulate(rows)}\n{torch.__config__.show()}"
+
+
+def seed_all_rng(seed: int | None = None) -> int:
+    """Seed torch, NumPy and `random`, and return the seed; None or a negative one means any."""
+    if seed is None or seed < 0:
+        seed = random.SystemRandom().randrange(2**31)
+        logger.info("Using a random seed: %d", seed)
+    else:
+        logger.info("Using seed %d", seed)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    return seed
+
+
+def git_state(folder: str | os.PathLike[str] = ".") -> dict[str, str]:
+    """The state of the code around `folder`: commit, branch, status (changed files), diff.
+
+    Without git or outside a repository there is one key, "error". Untracked files are in the
+    status, but not in the diff; before the first commit, commit and diff are ''.
+    """
+    try:
+        top = _git(folder, "rev-parse", "--show-toplevel")
+        if top.returncode != 0:
+            return {"error": top.stderr.strip()}
+        root = top.stdout.strip()
+        return {
+            "commit": _git(root, "rev-parse", "--verify", "HEAD").stdout.strip(),
+            "branch": _git(root, "branch", "--show-current").stdout.strip(),
+            "status": _git(root, "status", "--porcelain").stdout,
+            "diff": _git(root, "diff", "--no-ext-diff", "--no-color", "HEAD").stdout,
+        }
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"error": str(error)}
+
+
+def _git(folder: str | os.PathLike[str], *command: str) -> subprocess.CompletedProcess[str]:
+    # Without optional locks: asking must not disturb a git command that runs beside us.
+    return subprocess.run(
+        ["git", "--no-optional-locks", *command],
+        cwd=folder,
+        capture_output=True,
+        timeout=60,
+        encoding="utf-8",
+        errors="replace",
+    )
+
+
+def _devices() -> list[tuple[str, str]]:
+    rows = [("CUDA", "available" if torch.cuda.is_available() else "not available")]
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        memory = f"{device.total_memory / 2**30:.1f} GiB"
+        rows.append((f"cuda:{index}", f"{device.name}, {memory}, sm_{device.major}{device.minor}"))
+    rows.append(("MPS", "available" if torch.backends.mps.is_available() else "not available"))
+    rows.append(("XPU", "available" if torch.xpu.is_available() else "not available"))
+    for index in range(torch.xpu.device_count()):
+        rows.append((f"xpu:{index}", torch.xpu.get_device_name(index)))
+    return rows
+
+
+def _usable_cpus() -> int | None:
+    # Containers and schedulers pin processes; macOS cannot say.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    print(collect_env_info())

@@ -1,0 +1,82 @@
+"""Files: paths through iopath, and writing a file whole or not at all."""
+
+import errno
+import io
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any, Literal
+
+from iopath.common.file_io import PathHandler
+from iopath.common.file_io import PathManager as _PathManager
+
+__all__ = ["PathHandler", "PathManager", "atomic_write"]
+
+# The project's own: it knows local paths only, until a user registers a PathHandler for others.
+PathManager = _PathManager()
+PathManager.set_logging(False)  # no telemetry
+
+
+@contextmanager
+def atomic_write(
+    path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb"
+) -> Iterator[IO[Any]]:
+    """Open a local file for writing that appears under `path` whole, or not at all.
+
+    The data goes to `<path>.<random>.tmp` and is on the disk before it takes the name. After an
+    error the temporary is gone and what was there before still is; only a process killed while it
+    writes leaves a `.tmp` behind.
+    """
+    if mode not in ("wb", "w"):
+        raise ValueError(f"mode must be 'wb' or 'w', got {mode!r}: an atomic write starts empty")
+    target = os.path.realpath(path)  # a link stays a link
+    temporary = f"{target}.{secrets.token_hex(4)}.tmp"
+    raw = _RawFile(temporary, "x")
+    stream: IO[Any] = io.BufferedWriter(raw)
+    if mode == "w":
+        stream = io.TextIOWrapper(stream, encoding="utf-8")
+    try:
+        yield stream
+        stream.flush()
+        if raw.error is not None:
+            raise raw.error
+        os.fsync(raw.fileno())
+        stream.close()
+        os.replace(temporary, target)
+    except BaseException as error:
+        with suppress(OSError):  # closing flushes, which fails again on a full disk
+            stream.close()
+        with suppress(FileNotFoundError):
+            os.remove(temporary)
+        if isinstance(error, Exception) and raw.error is not None:
+            raise raw.error from None
+        raise
+    _sync_folder(os.path.dirname(target))
+
+
+class _RawFile(io.FileIO):
+    """Remembers why a write failed: torch.save hides it behind "unexpected pos"."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def _sync_folder(folder: str) -> None:
+    """Make a rename survive a power loss, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # some network file systems
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,65 @@
+"""Period: how often something happens, in iterations, epochs or time."""
+
+import re
+from time import monotonic
+from typing import Protocol
+
+_SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600, "hour": 3600}
+_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+
+class Clock(Protocol):
+    """What a period reads of a trainer."""
+
+    iter: int
+
+    def epoch_of(self, iteration: int) -> int | None: ...
+
+
+class Period:
+    """`500` (iterations), `"2 epoch"` or `"10 min"` (also s, h); 0 means never."""
+
+    def __init__(self, spec: "int | str | Period") -> None:
+        self.spec: int | str = spec.spec if isinstance(spec, Period) else spec
+        self._iterations, self._epochs, self._seconds = _parse(self.spec)
+        self._last = monotonic()
+
+    def is_due(self, clock: Clock) -> bool:
+        """Whether a period ends with the clock's current iteration. Ask once an iteration."""
+        if self._iterations:
+            return (clock.iter + 1) % self._iterations == 0
+        if self._epochs:
+            before, after = clock.epoch_of(clock.iter), clock.epoch_of(clock.iter + 1)
+            if before is None or after is None:
+                raise ValueError(
+                    f"the period {self.spec!r} needs the length of an epoch, which the data loader "
+                    "does not tell; give the period in iterations, or a loader with a length"
+                )
+            return before // self._epochs != after // self._epochs
+        if self._seconds and monotonic() - self._last >= self._seconds:
+            self._last = monotonic()
+            return True
+        return False
+
+    def __repr__(self) -> str:
+        return f"Period({self.spec!r})"
+
+
+def _parse(spec: int | str) -> tuple[int, int, float]:
+    """The period as iterations, epochs and seconds, of which at most one is not 0."""
+    if isinstance(spec, int) and not isinstance(spec, bool):
+        return max(spec, 0), 0, 0.0
+    match = _PATTERN.fullmatch(spec.strip().lower()) if isinstance(spec, str) else None
+    if match:
+        number, unit = match.groups()
+        unit = unit if unit in _SECONDS else unit.rstrip("s")
+        if unit in _SECONDS:
+            return 0, 0, float(number) * _SECONDS[unit]
+        if unit in ("", "it", "iter", "iteration") and number.isdigit():
+            return int(number), 0, 0.0
+        if unit in ("ep", "epoch") and number.isdigit():
+            return 0, int(number), 0.0
+    raise ValueError(
+        f"a period is a number of iterations, or like '2 epoch', '10 min', '90 s' or '1.5 h'; "
+        f"got {spec!r}"
+    )
