@@ -1,0 +1,30 @@
+"""Optimizers, parameter rules, gradient clipping and learning-rate schedules."""
+
+from engine.solver.gradient_clipping import GradientClipper, build_gradient_clipper
+from engine.solver.layer_decay import LayerDecay
+from engine.solver.lr_scheduler import LRMultiplier, LRScheduler, WarmupParamScheduler
+from engine.solver.optimizer import build_optimizer
+from engine.solver.param_groups import (
+    get_default_optimizer_params,
+    param_group_table,
+    reduce_param_groups,
+)
+from engine.solver.param_rules import ParamRule, freeze_parameters, parse_param_rules
+from engine.solver.schedules import build_lr_scheduler
+
+__all__ = [
+    "GradientClipper",
+    "LRMultiplier",
+    "LRScheduler",
+    "LayerDecay",
+    "ParamRule",
+    "WarmupParamScheduler",
+    "build_gradient_clipper",
+    "build_lr_scheduler",
+    "build_optimizer",
+    "freeze_parameters",
+    "get_default_optimizer_params",
+    "param_group_table",
+    "parse_param_rules",
+    "reduce_param_groups",
+]

@@ -1,0 +1,88 @@
+"""Gradient clipping, by norm or by value, over the model, each group or each parameter."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim import Optimizer
+
+ClipBy = Literal["norm", "value"]
+ClipScope = Literal["model", "group", "parameter"]
+
+
+@dataclass(frozen=True)
+class GradientClipper:
+    """Clip the gradients an optimizer is about to use; return their norm before clipping.
+
+    `scope` says what shares one norm: all parameters, those of each group, or each parameter by
+    itself. By value, every element is cut to [-maximum, maximum] and the norm returned is the
+    2-norm. Nothing waits for the device, so non-finite gradients are not refused.
+    """
+
+    maximum: float
+    by: ClipBy = "norm"
+    scope: ClipScope = "model"
+    norm_type: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("by", self.by, get_args(ClipBy)),
+            ("scope", self.scope, get_args(ClipScope)),
+        ):
+            if value not in known:
+                raise ValueError(
+                    f"gradient clipping: {name} is {value!r}, not one of {', '.join(known)}"
+                )
+        for name, number in (("maximum", self.maximum), ("norm_type", self.norm_type)):
+            if not number > 0:
+                raise ValueError(f"gradient clipping: {name} must be above 0, got {number}")
+
+    def __call__(self, optimizer: Optimizer) -> Tensor:
+        groups = [
+            [parameter for parameter in group["params"] if parameter.grad is not None]
+            for group in optimizer.param_groups
+        ]
+        groups = [group for group in groups if group]
+        parameters = [parameter for group in groups for parameter in group]
+        if not parameters:
+            return torch.zeros(())
+        if self.by == "value":
+            norm = _total_norm(torch._foreach_norm([p.grad for p in parameters], 2.0), 2.0)
+            clip_grad_value_(parameters, self.maximum)
+            return norm
+        if self.scope == "model":
+            groups = [parameters]
+        elif self.scope == "parameter":
+            groups = [[parameter] for parameter in parameters]
+        norms = [clip_grad_norm_(group, self.maximum, self.norm_type) for group in groups]
+        return _total_norm(norms, self.norm_type)
+
+
+def build_gradient_clipper(cfg: CfgNode) -> GradientClipper | None:
+    """What `SOLVER.CLIP_GRADIENTS` describes, or None where it is off.
+
+    CLIP_TYPE "full_model" is "norm" over the whole model, whatever SCOPE says.
+    """
+    node = cfg.SOLVER.CLIP_GRADIENTS
+    if not node.ENABLED:
+        return None
+    by, scope = node.CLIP_TYPE, node.SCOPE
+    if by not in ("value", "norm", "full_model"):
+        raise ValueError(
+            f"SOLVER.CLIP_GRADIENTS.CLIP_TYPE is {by!r}, not one of value, norm, full_model"
+        )
+    if by == "full_model":
+        by, scope = "norm", "model"
+    return GradientClipper(float(node.CLIP_VALUE), by, scope, float(node.NORM_TYPE))
+
+
+def _total_norm(norms: list[Tensor] | tuple[Tensor, ...], norm_type: float) -> Tensor:
+    """The norm of the whole from the norms of its parts, a plain tensor also for sharded ones."""
+    norm = norms[0]
+    if len(norms) > 1:
+        stacked = torch.stack([part.to(norm.device) for part in norms])
+        norm = torch.linalg.vector_norm(stacked, norm_type)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -1,0 +1,129 @@
+"""Optimizers from a config: any of torch.optim by name, with its arguments and parameter rules."""
+
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import nn
+from torch.optim import Optimizer
+
+from engine.solver.layer_decay import LayerDecay
+from engine.solver.param_groups import (
+    ParamGroups,
+    get_default_optimizer_params,
+    reduce_param_groups,
+)
+from engine.solver.param_rules import (
+    ParamRule,
+    freeze_parameters,
+    iterate_parameters,
+    parse_param_rules,
+    warn_about_idle_rules,
+)
+from engine.utils.suggest import did_you_mean
+
+logger = logging.getLogger(__name__)
+
+
+def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
+    """The optimizer that `SOLVER` describes, over the model's trainable parameters.
+
+    Freezes what `SOLVER.PARAM_RULES` say to freeze.
+    """
+    solver = cfg.SOLVER
+    rules = parse_param_rules(solver.PARAM_RULES)
+    optimizer_class = get_optimizer_class(solver.OPTIMIZER.NAME)
+    arguments = _arguments(solver, optimizer_class)
+    for rule in rules:
+        _check_arguments(optimizer_class, rule.options, f"SOLVER.PARAM_RULES: {rule}")
+    freeze_parameters(model, rules)
+    warn_about_idle_rules(model, rules)
+    lr_factor_func = None
+    if solver.LAYER_DECAY.ENABLED:
+        lr_factor_func = _layer_decay(solver.LAYER_DECAY, model).__getitem__
+        if solver.LAYER_DECAY.NO_DECAY_1D:
+            rules = [ParamRule(type="flat", decay_mult=0.0), *rules]
+    groups = get_default_optimizer_params(
+        model,
+        base_lr=solver.BASE_LR,
+        weight_decay=solver.WEIGHT_DECAY,
+        weight_decay_norm=solver.WEIGHT_DECAY_NORM,
+        bias_lr_factor=solver.BIAS_LR_FACTOR,
+        weight_decay_bias=solver.WEIGHT_DECAY_BIAS,
+        weight_decay_embed=solver.WEIGHT_DECAY_EMBED,
+        lr_factor_func=lr_factor_func,
+        rules=rules,
+    )
+    if not groups:
+        raise ValueError(
+            f"{type(model).__name__} has no trainable parameter: all are frozen, by the model or "
+            "by SOLVER.PARAM_RULES, or there are none"
+        )
+    if "weight_decay" not in _accepted(optimizer_class):
+        groups = _without_weight_decay(groups, optimizer_class)
+    return optimizer_class(groups, **arguments)
+
+
+def get_optimizer_class(name: str) -> type[Optimizer]:
+    """The optimizer of that name in torch.optim."""
+    known = {
+        key: value
+        for key, value in vars(torch.optim).items()
+        if inspect.isclass(value) and issubclass(value, Optimizer) and value is not Optimizer
+    }
+    if name not in known:
+        raise ValueError(
+            f"torch.optim has no optimizer {name!r}; {did_you_mean(name, known)} "
+            f"(known: {', '.join(sorted(known))})"
+        )
+    return known[name]
+
+
+def _arguments(solver: CfgNode, optimizer_class: type[Optimizer]) -> dict[str, Any]:
+    """The optimizer's arguments beside its groups."""
+    given = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in solver.OPTIMIZER.items()
+        if key != "NAME"
+    }
+    _check_arguments(optimizer_class, given, "SOLVER.OPTIMIZER")
+    for key, home in (("lr", "BASE_LR"), ("weight_decay", "WEIGHT_DECAY")):
+        if key in given:
+            raise ValueError(f"SOLVER.OPTIMIZER: set {key} as SOLVER.{home}, and only there")
+    if optimizer_class is torch.optim.SGD:
+        given = {"momentum": solver.MOMENTUM, "nesterov": solver.NESTEROV, **given}
+    return {"lr": solver.BASE_LR, **given}
+
+
+def _check_arguments(
+    optimizer_class: type[Optimizer], arguments: Mapping[str, Any], place: str
+) -> None:
+    accepted = _accepted(optimizer_class)
+    for key in arguments:
+        if key not in accepted:
+            raise ValueError(
+                f"{place}: {optimizer_class.__name__} has no argument {key!r}; "
+                f"{did_you_mean(key, accepted)} (it accepts: {', '.join(accepted)})"
+            )
+
+
+def _accepted(optimizer_class: type[Optimizer]) -> list[str]:
+    parameters = inspect.signature(optimizer_class).parameters
+    return [name for name in parameters if name != "params"]
+
+
+def _layer_decay(node: CfgNode, model: nn.Module) -> dict[str, float]:
+    decay = LayerDecay(node.RATE, node.NUM_LAYERS, node.TYPE, node.PREFIX, node.PATTERN)
+    return decay.factors(named.name for named in iterate_parameters(model))
+
+
+def _without_weight_decay(groups: ParamGroups, optimizer_class: type[Optimizer]) -> ParamGroups:
+    if any(group.get("weight_decay") for group in groups):
+        name = optimizer_class.__name__
+        logger.warning("%s has no weight decay: SOLVER.WEIGHT_DECAY* has no effect", name)
+    return reduce_param_groups(
+        {key: value for key, value in group.items() if key != "weight_decay"} for group in groups
+    )

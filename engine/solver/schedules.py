@@ -1,0 +1,173 @@
+"""Learning-rate and momentum schedules from a config."""
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fvcore.common.config import CfgNode
+from fvcore.common.param_scheduler import (
+    CompositeParamScheduler,
+    ConstantParamScheduler,
+    CosineParamScheduler,
+    MultiStepParamScheduler,
+    ParamScheduler,
+    StepWithFixedGammaParamScheduler,
+)
+from torch.optim import Optimizer
+
+from engine.solver.lr_scheduler import LRMultiplier, WarmupParamScheduler
+from engine.utils.suggest import did_you_mean
+
+logger = logging.getLogger(__name__)
+
+
+def build_lr_scheduler(
+    cfg: CfgNode, optimizer: Optimizer, epoch_length: int | None = None
+) -> LRMultiplier:
+    """The schedule that `SOLVER` describes, with its warm-up, and that of the momentum if any.
+
+    `epoch_length`, in iterations, is needed where the config says "2 epoch".
+    """
+    solver, momentum = cfg.SOLVER, cfg.SOLVER.MOMENTUM_SCHEDULE
+    max_iter = to_iterations(solver.MAX_ITER, epoch_length)
+    if max_iter < 1:
+        raise ValueError(f"SOLVER.MAX_ITER must be at least 1, got {solver.MAX_ITER!r}")
+    lr_curve = _Settings(solver, max_iter, epoch_length).build(solver.LR_SCHEDULER_NAME)
+    momentum_curve = None
+    if momentum.NAME:
+        momentum_curve = _Settings(momentum, max_iter, epoch_length).build(momentum.NAME)
+    return LRMultiplier(optimizer, lr_curve, max_iter, momentum=momentum_curve)
+
+
+def to_iterations(length: int | str, epoch_length: int | None = None) -> int:
+    """A length of training, 500 or "2 epoch", in iterations."""
+    if not isinstance(length, str):
+        return int(length)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:ep|epoch)s?\s*", length)
+    if not found:
+        raise ValueError(f"expected a number of iterations or '2 epoch', got {length!r}")
+    if epoch_length is None:
+        raise ValueError(
+            f"{length!r} needs the length of an epoch, which is not known here: "
+            "give iterations, or pass epoch_length"
+        )
+    return round(float(found[1]) * epoch_length)
+
+
+class PolyParamScheduler(ParamScheduler):
+    """Fall from 1 to `end_value` as `(1 - where) ** power`."""
+
+    def __init__(self, power: float, end_value: float):
+        self.power = power
+        self.end_value = end_value
+
+    def __call__(self, where: float) -> float:
+        return self.end_value + (1 - self.end_value) * (1 - where) ** self.power
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """`SOLVER` or `SOLVER.MOMENTUM_SCHEDULE`, read only where a curve needs it.
+
+    So a key that the chosen schedule has no use for stays unread, and start-up can say so.
+    """
+
+    node: CfgNode
+    max_iter: int
+    epoch_length: int | None
+
+    def build(self, name: str) -> ParamScheduler:
+        if name not in SCHEDULES:
+            raise ValueError(
+                f"unknown schedule {name!r}; {did_you_mean(name, SCHEDULES)} "
+                f"(known: {', '.join(SCHEDULES)})"
+            )
+        curve = SCHEDULES[name](self)
+        warmup_iters = to_iterations(self.node.WARMUP_ITERS, self.epoch_length)
+        if warmup_iters <= 0:
+            return curve
+        if warmup_iters > self.max_iter:
+            message = "WARMUP_ITERS is %d and the run ends at %d: all of it is warm-up"
+            logger.warning(message, warmup_iters, self.max_iter)
+        return WarmupParamScheduler(
+            curve,
+            self.start,
+            min(warmup_iters / self.max_iter, 1.0),
+            self.node.WARMUP_METHOD,
+            self.node.RESCALE_INTERVAL,
+        )
+
+    @property
+    def start(self) -> float:
+        if self.node.get("WARMUP_START_LR") is None:
+            return self.node.WARMUP_FACTOR
+        return self._share_of_base_lr("WARMUP_START_LR")
+
+    @property
+    def end(self) -> float:
+        return self.node.END if "END" in self.node else self._share_of_base_lr("BASE_LR_END")
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that come before the end of the run."""
+        steps = [to_iterations(step, self.epoch_length) for step in self.node.STEPS]
+        if [0, *steps] != sorted({0, *steps}):
+            raise ValueError(f"STEPS must be above 0 and rise, got {steps}")
+        kept = [step for step in steps if step < self.max_iter]
+        if len(kept) < len(steps):
+            message = "STEPS %s have no effect: the run ends at iteration %d"
+            logger.warning(message, steps[len(kept) :], self.max_iter)
+        return kept
+
+    def _share_of_base_lr(self, key: str) -> float:
+        lr, base_lr = self.node[key], self.node.BASE_LR
+        if not (lr == 0 or 0 < lr <= base_lr):
+            raise ValueError(f"SOLVER.{key} must be from 0 to BASE_LR ({base_lr}), got {lr}")
+        return lr / base_lr if lr else 0.0
+
+
+def _constant(settings: _Settings) -> ParamScheduler:
+    return ConstantParamScheduler(1.0)
+
+
+def _multi_step(settings: _Settings) -> ParamScheduler:
+    steps = settings.steps
+    values = [settings.node.GAMMA**i for i in range(len(steps) + 1)]
+    return MultiStepParamScheduler(values, num_updates=settings.max_iter, milestones=steps)
+
+
+def _step_with_fixed_gamma(settings: _Settings) -> ParamScheduler:
+    node = settings.node
+    return StepWithFixedGammaParamScheduler(1.0, node.NUM_DECAYS, node.GAMMA, settings.max_iter)
+
+
+def _cosine(settings: _Settings) -> ParamScheduler:
+    return CosineParamScheduler(1.0, settings.end)
+
+
+def _poly(settings: _Settings) -> ParamScheduler:
+    return PolyParamScheduler(settings.node.POWER, settings.end)
+
+
+def _step_cosine(settings: _Settings) -> ParamScheduler:
+    """Steps, but from the last one on a cosine, which starts at the value reached by then."""
+    steps = settings.steps
+    if not steps:
+        return _cosine(settings)
+    *steps, last = steps
+    values = [settings.node.GAMMA**i for i in range(len(steps) + 1)]
+    stepped = MultiStepParamScheduler(values, num_updates=last, milestones=steps)
+    cosine = CosineParamScheduler(values[-1], settings.end)
+    share = last / settings.max_iter
+    return CompositeParamScheduler([stepped, cosine], [share, 1 - share], ["rescaled"] * 2)
+
+
+SCHEDULES: dict[str, Callable[[_Settings], ParamScheduler]] = {
+    "WarmupMultiStepLR": _multi_step,
+    "WarmupCosineLR": _cosine,
+    "WarmupStepWithFixedGammaLR": _step_with_fixed_gamma,
+    "WarmupPolyLR": _poly,
+    "WarmupStepCosineLR": _step_cosine,
+    "WarmupConstantLR": _constant,
+}

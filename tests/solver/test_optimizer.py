@@ -1,0 +1,145 @@
+import pytest
+import torch
+from torch import nn
+
+from engine.solver.optimizer import build_optimizer, get_optimizer_class
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.backbone(x))
+
+
+def lrs(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    lr_of = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    return {name: lr_of[p] for name, p in model.named_parameters() if p in lr_of}
+
+
+def test_by_default_it_is_sgd_without_decay_on_norms(cfg):
+    optimizer = build_optimizer(cfg, Net())
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert optimizer.defaults["momentum"] == 0.9
+    decays = {len(group["params"]): group["weight_decay"] for group in optimizer.param_groups}
+    assert decays == {6: 0.01, 2: 0.0}
+
+
+def test_any_optimizer_of_torch_by_name_with_its_arguments(cfg):
+    cfg.SOLVER.OPTIMIZER.merge_from_list(["NAME", "AdamW"])
+    cfg.SOLVER.OPTIMIZER.betas = [0.8, 0.95]
+    cfg.SOLVER.OPTIMIZER.amsgrad = True
+    optimizer = build_optimizer(cfg, Net())
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
+    assert all(group["amsgrad"] and group["lr"] == 0.1 for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize(
+    "name", ["Adadelta", "Adagrad", "Adam", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"]
+)
+def test_every_optimizer_lowers_the_loss(cfg, name):
+    torch.manual_seed(0)
+    cfg.SOLVER.OPTIMIZER.NAME = name
+    cfg.SOLVER.BASE_LR = 0.01
+    model, x = Net(), torch.randn(16, 4)
+    optimizer = build_optimizer(cfg, model)
+    losses = []
+    for _ in range(5):
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_an_optimizer_without_weight_decay_says_so_and_needs_one_group_only(cfg, caplog):
+    cfg.SOLVER.OPTIMIZER.NAME = "LBFGS"
+    optimizer = build_optimizer(cfg, Net())
+    assert len(optimizer.param_groups) == 1
+    assert "LBFGS has no weight decay" in caplog.text
+
+
+def test_rules_set_multipliers_options_and_freeze(cfg):
+    cfg.SOLVER.PARAM_RULES = [
+        {"MATCH": "backbone", "LR_MULT": 0.5},
+        {"MATCH": "backbone.0", "FREEZE": True},
+        {"MATCH": "head", "LR_MULT": 10.0, "momentum": 0.5},
+    ]
+    model = Net()
+    optimizer = build_optimizer(cfg, model)
+    assert lrs(model, optimizer) == {
+        "backbone.1.weight": 0.05,
+        "backbone.1.bias": 0.05,
+        "backbone.2.weight": 0.05,
+        "backbone.2.bias": 0.05,
+        "head.weight": 1.0,
+        "head.bias": 1.0,
+    }
+    assert optimizer.param_groups[-1]["momentum"] == 0.5
+    assert not model.backbone[0].weight.requires_grad
+
+
+def test_a_rule_that_matches_nothing_is_reported(cfg, caplog):
+    cfg.SOLVER.PARAM_RULES = [{"MATCH": "backbones", "LR_MULT": 0.5}]
+    build_optimizer(cfg, Net())
+    assert "rule {MATCH: backbones} matches no parameter; did you mean backbone" in caplog.text
+
+
+def test_layer_decay_scales_the_lr_and_spares_1d_parameters_of_decay(cfg):
+    cfg.SOLVER.LAYER_DECAY.merge_from_list(["ENABLED", True, "PREFIX", "backbone"])
+    cfg.SOLVER.PARAM_RULES = [{"MATCH": "head", "LR_MULT": 2.0}]
+    model = Net()
+    optimizer = build_optimizer(cfg, model)
+    assert lrs(model, optimizer) == {
+        "backbone.0.weight": 0.0125,
+        "backbone.0.bias": 0.0125,
+        "backbone.1.weight": 0.025,
+        "backbone.1.bias": 0.025,
+        "backbone.2.weight": 0.05,
+        "backbone.2.bias": 0.05,
+        "head.weight": 0.2,
+        "head.bias": 0.2,
+    }
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            assert group["weight_decay"] == (0.01 if parameter.ndim > 1 else 0.0)
+
+
+def test_layer_decay_can_leave_1d_parameters_their_decay(cfg):
+    cfg.SOLVER.LAYER_DECAY.merge_from_list(
+        ["ENABLED", True, "PREFIX", "backbone", "NO_DECAY_1D", False]
+    )
+    cfg.SOLVER.WEIGHT_DECAY_NORM = None
+    assert all(g["weight_decay"] == 0.01 for g in build_optimizer(cfg, Net()).param_groups)
+
+
+def test_unknown_names_and_arguments_name_the_nearest(cfg):
+    with pytest.raises(ValueError, match=r"no optimizer 'ADAMW'; did you mean AdamW.*known: "):
+        get_optimizer_class("ADAMW")
+    cfg.SOLVER.OPTIMIZER.beta = [0.8, 0.95]
+    with pytest.raises(ValueError, match=r"OPTIMIZER: SGD has no argument 'beta'.*momentum"):
+        build_optimizer(cfg, Net())
+
+
+def test_an_unknown_option_in_a_rule_is_refused(cfg):
+    cfg.SOLVER.PARAM_RULES = [{"MATCH": "head", "momentom": 0.5}]
+    with pytest.raises(ValueError, match="SGD has no argument 'momentom'; did you"):
+        build_optimizer(cfg, Net())
+
+
+@pytest.mark.parametrize(("key", "home"), [("lr", "BASE_LR"), ("weight_decay", "WEIGHT_DECAY")])
+def test_the_lr_and_the_decay_have_one_place(cfg, key, home):
+    cfg.SOLVER.OPTIMIZER[key] = 0.5
+    with pytest.raises(ValueError, match=f"set {key} as SOLVER.{home}"):
+        build_optimizer(cfg, Net())
+
+
+def test_a_model_with_nothing_to_train_is_refused(cfg):
+    cfg.SOLVER.PARAM_RULES = [{"MATCH": "", "FREEZE": True}]
+    with pytest.raises(ValueError, match="Net has no trainable parameter"):
+        build_optimizer(cfg, Net())
