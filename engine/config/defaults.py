@@ -1,0 +1,298 @@
+"""The tree of defaults: every key a config may set, with what it means.
+
+`config_template` prints it as YAML, with the comment that stands above each key here.
+"""
+
+from engine.config.node import CfgNode
+from engine.config.value_types import Length
+from engine.utils.periods import Period
+
+CN = CfgNode
+
+_C = CN()
+
+# Layout of the keys, as detectron2 counts it.
+_C.VERSION = 2
+# Class of the trainer, "package.module:Class"; "" is engine's DefaultTrainer.
+_C.TRAINER = ""
+# Folder for all that a run leaves: config, logs, metrics, checkpoints, results.
+_C.OUTPUT_DIR = "./output"
+# Seed of everything random; below 0 a new one is drawn for each run, logged and stored with it.
+_C.SEED = -1
+# Let cuDNN time its algorithms and choose: faster for inputs of one size, not repeatable.
+_C.CUDNN_BENCHMARK = False
+# Precision of float32 matrix products: "highest", "high" or "medium"; "" leaves torch's choice.
+_C.FLOAT32_PRECISION = ""
+# CPU threads for each process; 0 leaves torch's choice.
+_C.THREADS = 0
+# How often metrics go to the console and the files: iterations, "2 epoch" or "10 min".
+_C.LOG_PERIOD = Period(20)
+# How often a model draws pictures while it trains: iterations, "2 epoch", "10 min"; 0 is never.
+_C.VIS_PERIOD = Period(0)
+# Hooks beside the default ones, each {NAME: EMAHook, PRIORITY: NORMAL, and the hook's arguments}.
+_C.HOOKS = []
+
+# The model.
+_C.MODEL = CN()
+# Registered name of the model.
+_C.MODEL.META_ARCHITECTURE = ""
+# Arguments of the model, any names.
+_C.MODEL.ARGS = CN(new_allowed=True)
+# Checkpoint whose weights training starts from and --eval-only evaluates; "" for none.
+_C.MODEL.WEIGHTS = ""
+# "cuda", "cpu", "mps"; "auto" takes the first of these there is, the CPU last.
+_C.MODEL.DEVICE = "auto"
+
+# Data sets, by the names they have in DatasetCatalog.
+_C.DATASETS = CN()
+# To train on; several are joined.
+_C.DATASETS.TRAIN = ()
+# How often each sample of a data set comes in an epoch: [[name, 2.0], ...]; others once.
+_C.DATASETS.TRAIN_REPEAT_FACTOR = []
+# To evaluate on at the end and every TEST.EVAL_PERIOD; results are kept apart.
+_C.DATASETS.TEST = ()
+# Test sets that share a row in the table of results: {group: [name, ...]}.
+_C.DATASETS.TEST_GROUPS = CN(new_allowed=True)
+
+# Loading of samples.
+_C.DATALOADER = CN()
+# Registered name of what builds the training loader.
+_C.DATALOADER.TRAIN_LOADER = "build_train_loader"
+# Worker processes for each training process; 0 loads in the training process itself.
+_C.DATALOADER.NUM_WORKERS = 4
+# Batches that each worker prepares ahead.
+_C.DATALOADER.PREFETCH_FACTOR = 2
+# Load into page-locked memory: faster copies to a GPU.
+_C.DATALOADER.PIN_MEMORY = False
+# "TrainingSampler", "RandomSubsetTrainingSampler" or "RepeatFactorTrainingSampler".
+_C.DATALOADER.SAMPLER_TRAIN = "TrainingSampler"
+# Share of the data that RandomSubsetTrainingSampler draws, above 0 and at most 1.
+_C.DATALOADER.RANDOM_SUBSET_RATIO = 1.0
+# Categories in a smaller share of the samples than this are repeated (RepeatFactorTrainingSampler).
+_C.DATALOADER.REPEAT_THRESHOLD = 0.0
+# Repeat by the square root of the factor rather than by the factor.
+_C.DATALOADER.REPEAT_SQRT = True
+# Passes over the data that make one epoch.
+_C.DATALOADER.NUM_FOLDS = 1
+
+# Optimization.
+_C.SOLVER = CN()
+# Length of training: iterations, or "90 epoch".
+_C.SOLVER.MAX_ITER = Length(40000)
+# Samples in a batch over all processes; must divide by their number.
+_C.SOLVER.IMS_PER_BATCH = 16
+# Batches whose gradients make one step; one iteration is one step.
+_C.SOLVER.ACCUMULATE = 1
+# How often to save a checkpoint: iterations, "2 epoch" or "10 min".
+_C.SOLVER.CHECKPOINT_PERIOD = Period(5000)
+# Processes that the numbers here are meant for: with another number, batch size and learning rate
+# are scaled up and lengths down by it; 0 leaves them as they are.
+_C.SOLVER.REFERENCE_WORLD_SIZE = 0
+# What a loss that is not finite does: "raise" ends the run, "skip" leaves out the step, "ignore".
+_C.SOLVER.NONFINITE = "raise"
+
+# The optimizer: NAME, and any of its arguments in lower case: {NAME: AdamW, betas: [0.9, 0.95]}.
+_C.SOLVER.OPTIMIZER = CN(new_allowed=True)
+# Any class of torch.optim.
+_C.SOLVER.OPTIMIZER.NAME = "SGD"
+# Learning rate at the schedule's full height.
+_C.SOLVER.BASE_LR = 0.001
+# Momentum of SGD; other optimizers take theirs from OPTIMIZER.
+_C.SOLVER.MOMENTUM = 0.9
+# Nesterov momentum for SGD.
+_C.SOLVER.NESTEROV = False
+# Weight decay of all parameters that no key below and no rule treats otherwise.
+_C.SOLVER.WEIGHT_DECAY = 0.0001
+# Weight decay of normalization layers; null: as WEIGHT_DECAY.
+_C.SOLVER.WEIGHT_DECAY_NORM = 0.0
+# Weight decay of parameters named bias; null: as the others of their layer.
+_C.SOLVER.WEIGHT_DECAY_BIAS = None
+# Weight decay of embeddings; null: as WEIGHT_DECAY.
+_C.SOLVER.WEIGHT_DECAY_EMBED = None
+# Factor on the learning rate of parameters named bias.
+_C.SOLVER.BIAS_LR_FACTOR = 1.0
+# Rules for some parameters, by MATCH (a regular expression searched for in the full name) and TYPE
+# (norm, bias, embedding, depthwise, flat or the class of the module). They set LR_MULT, DECAY_MULT,
+# FREEZE or options of the optimizer; all that match apply in order, the later one wins:
+# [{MATCH: ^backbone, LR_MULT: 0.1}, {TYPE: norm, DECAY_MULT: 0.0}, {MATCH: stem, FREEZE: true}]
+_C.SOLVER.PARAM_RULES = []
+# Smaller learning rates towards the input.
+_C.SOLVER.LAYER_DECAY = CN()
+# Switch it on.
+_C.SOLVER.LAYER_DECAY.ENABLED = False
+# Factor from one layer to the one below it.
+_C.SOLVER.LAYER_DECAY.RATE = 0.9
+# Spread the layers over so many; 0: as many as are found.
+_C.SOLVER.LAYER_DECAY.NUM_LAYERS = 0
+# "layer_wise", or "stage_wise": one factor for all blocks of a stage.
+_C.SOLVER.LAYER_DECAY.TYPE = "layer_wise"
+# Only under this module ("backbone"); the rest has factor 1.
+_C.SOLVER.LAYER_DECAY.PREFIX = ""
+# Regular expression that ends at a layer's number; "" knows the usual names.
+_C.SOLVER.LAYER_DECAY.PATTERN = ""
+# No weight decay for biases and other parameters of one dimension.
+_C.SOLVER.LAYER_DECAY.NO_DECAY_1D = True
+
+# "WarmupMultiStepLR", "WarmupCosineLR", "WarmupStepWithFixedGammaLR", "WarmupPolyLR",
+# "WarmupStepCosineLR" (steps, and a cosine from the last step on) or "WarmupConstantLR".
+_C.SOLVER.LR_SCHEDULER_NAME = "WarmupMultiStepLR"
+# Learning rate at which Cosine, Poly and StepCosine end.
+_C.SOLVER.BASE_LR_END = 0.0
+# Where MultiStep and StepCosine multiply by GAMMA: iterations, or "30 epoch".
+_C.SOLVER.STEPS = (30000,)
+# Factor of each step.
+_C.SOLVER.GAMMA = 0.1
+# Number of equally spaced steps of StepWithFixedGamma.
+_C.SOLVER.NUM_DECAYS = 3
+# Power of Poly.
+_C.SOLVER.POWER = 0.9
+# Length of the warm-up: iterations, or "2 epoch"; 0 for none.
+_C.SOLVER.WARMUP_ITERS = Length(1000)
+# "linear" or "constant".
+_C.SOLVER.WARMUP_METHOD = "linear"
+# The warm-up starts at this times the schedule's first value.
+_C.SOLVER.WARMUP_FACTOR = 0.001
+# Or at this learning rate (for a group with a multiplier, times that); null: by WARMUP_FACTOR.
+_C.SOLVER.WARMUP_START_LR = None
+# Squeeze the whole schedule into what follows the warm-up, rather than cover its beginning.
+_C.SOLVER.RESCALE_INTERVAL = False
+# A curve by which the momentum (betas[0] of Adam and its kin) is multiplied.
+_C.SOLVER.MOMENTUM_SCHEDULE = CN()
+# A name as in LR_SCHEDULER_NAME; "" keeps the momentum constant.
+_C.SOLVER.MOMENTUM_SCHEDULE.NAME = ""
+# Factor at which Cosine, Poly and StepCosine end.
+_C.SOLVER.MOMENTUM_SCHEDULE.END = 1.0
+# As SOLVER.STEPS.
+_C.SOLVER.MOMENTUM_SCHEDULE.STEPS = ()
+# As SOLVER.GAMMA.
+_C.SOLVER.MOMENTUM_SCHEDULE.GAMMA = 0.1
+# As SOLVER.NUM_DECAYS.
+_C.SOLVER.MOMENTUM_SCHEDULE.NUM_DECAYS = 3
+# As SOLVER.POWER.
+_C.SOLVER.MOMENTUM_SCHEDULE.POWER = 0.9
+# The first factor, such as 0.9 or 1.1.
+_C.SOLVER.MOMENTUM_SCHEDULE.WARMUP_FACTOR = 1.0
+# Length of the warm-up: iterations, or "2 epoch"; 0 for none.
+_C.SOLVER.MOMENTUM_SCHEDULE.WARMUP_ITERS = Length(0)
+# "linear" or "constant".
+_C.SOLVER.MOMENTUM_SCHEDULE.WARMUP_METHOD = "linear"
+# As SOLVER.RESCALE_INTERVAL.
+_C.SOLVER.MOMENTUM_SCHEDULE.RESCALE_INTERVAL = False
+
+# Clipping of gradients.
+_C.SOLVER.CLIP_GRADIENTS = CN()
+# Switch it on.
+_C.SOLVER.CLIP_GRADIENTS.ENABLED = False
+# "value", "norm", or "full_model": the norm of the whole model, whatever SCOPE says.
+_C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = "value"
+# The largest element, or the largest norm.
+_C.SOLVER.CLIP_GRADIENTS.CLIP_VALUE = 1.0
+# Order of the norm; .inf is the largest element.
+_C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
+# What shares one norm: "model", "group" or "parameter".
+_C.SOLVER.CLIP_GRADIENTS.SCOPE = "model"
+
+# Mixed precision.
+_C.SOLVER.AMP = CN()
+# Switch it on.
+_C.SOLVER.AMP.ENABLED = False
+# "float16" or "bfloat16".
+_C.SOLVER.AMP.PRECISION = "float16"
+
+# Checkpoints; SOLVER.CHECKPOINT_PERIOD says how often.
+_C.CHECKPOINT = CN()
+# Periodic checkpoints that are kept, the newest ones; 0 keeps all.
+_C.CHECKPOINT.KEEP_LAST = 0
+# Also keep the best by this metric: "+accuracy" for the highest, "-loss" for the lowest; "" is off.
+_C.CHECKPOINT.BEST_METRIC = ""
+# Resume the last checkpoint in OUTPUT_DIR where there is one, as --resume does.
+_C.CHECKPOINT.AUTO_RESUME = False
+
+# Evaluation.
+_C.TEST = CN()
+# How often to evaluate: iterations, "2 epoch" or "10 min"; 0 is at the end only.
+_C.TEST.EVAL_PERIOD = Period(0)
+# Samples in a batch, on each process.
+_C.TEST.BATCH_SIZE = 64
+# Store the raw predictions with the results.
+_C.TEST.SAVE_PREDICTIONS = False
+# Results that must come out, each [dataset, task, metric, value, tolerance]; else the run fails.
+_C.TEST.EXPECTED_RESULTS = []
+# Exact statistics for batch norm before each evaluation.
+_C.TEST.PRECISE_BN = CN()
+# Switch it on.
+_C.TEST.PRECISE_BN.ENABLED = False
+# Training batches that the statistics are taken from.
+_C.TEST.PRECISE_BN.NUM_ITER = 200
+
+# Exponential moving average of the weights, which evaluations then use.
+_C.EMA = CN()
+# Switch it on.
+_C.EMA.ENABLED = False
+# Share of the old average in the new one.
+_C.EMA.DECAY = 0.999
+# When the average starts: after so many iterations, or "2 epoch".
+_C.EMA.START = Length(0)
+# How often the average is updated: iterations, "2 epoch" or "10 min".
+_C.EMA.PERIOD = Period(1)
+# Average the buffers too (statistics of batch norm) rather than copy them.
+_C.EMA.BUFFERS = False
+
+# Stop when a metric no longer improves.
+_C.EARLY_STOPPING = CN()
+# "+accuracy" if higher is better, "-loss" if lower is; "" is off.
+_C.EARLY_STOPPING.METRIC = ""
+# Evaluations without improvement before the run stops.
+_C.EARLY_STOPPING.PATIENCE = 5
+# The least change that counts as one.
+_C.EARLY_STOPPING.MIN_DELTA = 0.0
+
+# How the model is spread over processes.
+_C.PARALLEL = CN()
+# "ddp": each process holds the whole model.
+_C.PARALLEL.STRATEGY = "ddp"
+# Arguments of torch's DistributedDataParallel.
+_C.PARALLEL.DDP = CN()
+# Send the buffers of rank 0 to all before each forward pass.
+_C.PARALLEL.DDP.BROADCAST_BUFFERS = False
+# Look for parameters that took no part in the loss; costs time, needed where some do not.
+_C.PARALLEL.DDP.FIND_UNUSED_PARAMETERS = False
+# The same parameters take part in each step: lets DDP save work.
+_C.PARALLEL.DDP.STATIC_GRAPH = False
+# Gradients live in DDP's buckets: saves memory.
+_C.PARALLEL.DDP.GRADIENT_AS_BUCKET_VIEW = False
+# Send gradients as float16.
+_C.PARALLEL.DDP.FP16_COMPRESSION = False
+
+# The hooks every run has; each can be switched off.
+_C.DEFAULT_HOOKS = CN()
+# Times the iterations.
+_C.DEFAULT_HOOKS.IterationTimer = CN()
+# False leaves it out.
+_C.DEFAULT_HOOKS.IterationTimer.ENABLED = True
+# Steps the learning-rate schedule.
+_C.DEFAULT_HOOKS.LRScheduler = CN()
+# False leaves it out.
+_C.DEFAULT_HOOKS.LRScheduler.ENABLED = True
+# Saves a checkpoint every SOLVER.CHECKPOINT_PERIOD and at the end.
+_C.DEFAULT_HOOKS.PeriodicCheckpointer = CN()
+# False leaves it out.
+_C.DEFAULT_HOOKS.PeriodicCheckpointer.ENABLED = True
+# Evaluates every TEST.EVAL_PERIOD and at the end.
+_C.DEFAULT_HOOKS.EvalHook = CN()
+# False leaves it out.
+_C.DEFAULT_HOOKS.EvalHook.ENABLED = True
+# Runs the writers every LOG_PERIOD and at the end.
+_C.DEFAULT_HOOKS.PeriodicWriter = CN()
+# False leaves it out.
+_C.DEFAULT_HOOKS.PeriodicWriter.ENABLED = True
+
+# Parameters, FLOPs and activations of the model.
+_C.ANALYSIS = CN()
+# Log them at the start.
+_C.ANALYSIS.ENABLED = False
+
+
+def get_cfg() -> CfgNode:
+    """A copy of the defaults, to merge a file and overrides into."""
+    return _C.clone()

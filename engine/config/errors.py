@@ -1,0 +1,38 @@
+"""The error a config raises, and the known keys nearest to a wrong one."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigError(ValueError, KeyError):
+    """A config says something that cannot be: an unknown key, a wrong type, broken YAML."""
+
+    __str__ = Exception.__str__  # KeyError's own would print the message in quotes
+
+
+def nearest_keys(key: str, known: Iterable[str]) -> str:
+    """'did you mean SOLVER.BASE_LR?' for a mistyped or misplaced dotted key, or ''.
+
+    Names the closest key in the same section and the keys of that very name in others; where there
+    are none, the closest key anywhere.
+    """
+    known = list(known)
+    section = key.rpartition(".")[0]
+    beside = [candidate for candidate in known if candidate.rpartition(".")[0] == section]
+    elsewhere = [candidate for candidate in known if _name(candidate) == _name(key)]
+    nearest = (
+        _closest_name(key, beside) + difflib.get_close_matches(key, elsewhere, n=2, cutoff=0.0)
+        or difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+        or _closest_name(key, known)
+    )
+    return f"did you mean {' or '.join(dict.fromkeys(nearest))}?" if nearest else ""
+
+
+def _closest_name(key: str, known: list[str]) -> list[str]:
+    by_name = {_name(candidate): candidate for candidate in known}
+    matches = difflib.get_close_matches(_name(key), list(by_name), n=1, cutoff=0.7)
+    return [by_name[match] for match in matches]
+
+
+def _name(key: str) -> str:
+    return key.rpartition(".")[2].lower()

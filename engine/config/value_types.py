@@ -1,0 +1,72 @@
+"""What type a value must have: that of the key's default, after the conversions people expect."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config.yaml_text import is_plain, parse_literal, parse_value
+from engine.utils.periods import Period
+
+_LENGTH = re.compile(r"\s*(\d+|\d+(\.\d+)?\s*epochs?)\s*")
+
+
+@dataclass(frozen=True)
+class Length:
+    """Marks a default as a length of training: `_C.X = Length(1000)` accepts 500 and "2 epoch".
+
+    `engine.utils.periods.Period` marks a period the same way.
+    """
+
+    spec: int | str
+
+
+def fit(value: Any, default: Any) -> Any:
+    """`value` as the type of `default`, or a TypeError that says what was expected.
+
+    A default of None accepts any plain value, and None is accepted everywhere. An int is a float,
+    a list a tuple; text is read as the value it spells ("1e-3", "(1, 2)") where no text belongs.
+    """
+    if isinstance(default, Period):
+        return _fit_period(value)
+    if isinstance(default, Length):
+        return _fit_length(value)
+    if isinstance(value, str) and default is not None and not isinstance(default, str):
+        value = parse_value(value)
+    if not is_plain(value) and not isinstance(value, dict):
+        raise TypeError("expected a number, text, a list or None")
+    if value is None or default is None or type(value) is type(default):
+        return value
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if isinstance(default, list | tuple) and isinstance(value, list | tuple):
+        return type(default)(value)
+    raise TypeError(f"expected {_describe(default)}")
+
+
+def read_text(text: str, default: Any) -> Any:
+    """What text typed on a command line means for a key with this default."""
+    if not isinstance(default, str):
+        return parse_value(text)
+    value = parse_literal(text)  # 'None' and quoted text; anything else is text as it stands
+    return value if value is None or isinstance(value, str) else text
+
+
+def _fit_period(value: Any) -> Any:
+    try:
+        Period(value)
+    except ValueError:
+        raise TypeError('expected a period: 500 (iterations), "2 epoch" or "10 min"') from None
+    return value
+
+
+def _fit_length(value: Any) -> Any:
+    if type(value) is int or (isinstance(value, str) and _LENGTH.fullmatch(value)):
+        return value
+    raise TypeError('expected a length: 500 (iterations) or "2 epoch"')
+
+
+def _describe(default: Any) -> str:
+    if isinstance(default, list | tuple):
+        return "a list, such as [a, b]"
+    name = {"str": "text", "bool": "true or false", "int": "a whole number", "float": "a number"}
+    return f"{name[type(default).__name__]}, such as {default!r}"
