@@ -1,0 +1,99 @@
+"""JSONWriter: one JSON object a line."""
+
+import json
+import math
+import os
+from typing import TextIO
+
+from ..utils.files import PathManager, atomic_write
+from .storage import get_event_storage
+from .writer import EventWriter
+
+
+class JSONWriter(EventWriter):
+    """Appends the scalars to a file, one JSON object a line with its `iteration`::
+
+        {"data_time": 0.0008, "iteration": 19, "lr": 0.02, "time": 0.012, "total_loss": 1.93}
+
+    NaN and infinity are written as null, which every JSON reader takes (pandas reads NaN).
+    Read it with `pandas.read_json(file, lines=True)` or `jq`.
+    """
+
+    def __init__(self, json_file: str, window_size: int | None = None) -> None:
+        self._json_file = os.fspath(json_file)
+        self._window_size = window_size
+        self._file: TextIO | None = self._open()
+
+    def write(self) -> None:
+        records = get_event_storage().unwritten(self, self._window_size)
+        if not records:
+            return
+        if self._file is None:
+            self._file = self._open()
+        self._file.write("".join(_line(iteration, record) for iteration, record in records.items()))
+        self._file.flush()  # survives the death of the process; no fsync in the training thread
+
+    def rewind(self, iteration: int) -> None:
+        """Drop the lines of `iteration` and later; at 0 the old file is kept aside instead."""
+        self.close()
+        if iteration > 0:
+            _drop_lines_from(self._json_file, iteration)
+        elif os.path.getsize(self._json_file):
+            _move_aside(self._json_file)
+        self._file = self._open()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> TextIO:
+        _cut_partial_line(self._json_file)
+        return PathManager.open(self._json_file, "a")
+
+
+def _line(iteration: int, record: dict[str, float]) -> str:
+    try:
+        text = json.dumps({"iteration": iteration, **record}, sort_keys=True, allow_nan=False)
+    except ValueError:
+        finite = {name: v if math.isfinite(v) else None for name, v in record.items()}
+        text = json.dumps({"iteration": iteration, **finite}, sort_keys=True)
+    return text + "\n"
+
+
+def _cut_partial_line(path: str) -> None:
+    """Remove what a killed process left of a last line."""
+    if not os.path.isfile(path) or not os.path.getsize(path):
+        return
+    with open(path, "rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _drop_lines_from(path: str, iteration: int) -> None:
+    kept, dropped = [], 0
+    with open(path, encoding="utf-8") as old:
+        for number, line in enumerate(old, start=1):
+            try:
+                is_kept = json.loads(line)["iteration"] < iteration
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{path}:{number}: not a line of metrics ({error}); "
+                    "mend or move the file, then resume"
+                ) from error
+            if is_kept:
+                kept.append(line)
+            else:
+                dropped += 1
+    if dropped:
+        with atomic_write(path, "w") as new:
+            new.writelines(kept)
+
+
+def _move_aside(path: str) -> None:
+    number = 1
+    while os.path.exists(f"{path}.{number}"):
+        number += 1
+    os.rename(path, f"{path}.{number}")

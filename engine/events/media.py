@@ -1,0 +1,65 @@
+"""Images and histograms: checked when put, without waiting for a device; finished when written."""
+
+import numpy as np
+import torch
+
+_CHANNELS = (1, 3, 4)
+
+
+def as_image(name: str, image: torch.Tensor | np.ndarray) -> torch.Tensor:
+    """A private CHW copy of an image given as CHW or HWC, uint8 or float; others are refused."""
+    tensor = torch.as_tensor(image).detach()
+    if tensor.ndim != 3 or not (tensor.shape[0] in _CHANNELS or tensor.shape[2] in _CHANNELS):
+        raise ValueError(
+            f"image {name!r} must have the shape CHW or HWC with 1, 3 or 4 channels, "
+            f"got {tuple(tensor.shape)}"
+        )
+    if tensor.numel() == 0:
+        raise ValueError(f"image {name!r} is empty: shape {tuple(tensor.shape)}")
+    if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
+        raise ValueError(
+            f"image {name!r} must be uint8, or float in [0, 1] or [0, 255], got {tensor.dtype}"
+        )
+    if tensor.shape[0] not in _CHANNELS:
+        tensor = tensor.permute(2, 0, 1)
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def as_uint8(image: torch.Tensor) -> torch.Tensor:
+    """The image as uint8 on the CPU. A float one with a value above 1.5 is taken as [0, 255]."""
+    if image.dtype == torch.uint8:
+        return image.cpu()
+    pixels = image.float().cpu().nan_to_num(nan=0.0)
+    if pixels.max() <= 1.5:
+        pixels = pixels * 255
+    return pixels.round().clamp(0, 255).to(torch.uint8)
+
+
+def as_samples(name: str, values: torch.Tensor | np.ndarray) -> torch.Tensor:
+    """A private flat copy of the values of a histogram; an empty or complex tensor is refused."""
+    tensor = torch.as_tensor(values).detach()
+    if tensor.numel() == 0 or tensor.is_complex():
+        raise ValueError(
+            f"histogram {name!r} needs at least one real value, got a tensor of shape "
+            f"{tuple(tensor.shape)} and {tensor.dtype}"
+        )
+    return tensor.reshape(-1).clone()
+
+
+def summarize_histogram(tag: str, samples: torch.Tensor, bins: int, step: int) -> dict:
+    """The arguments of `SummaryWriter.add_histogram_raw`; non-finite samples are left out."""
+    finite = samples.cpu().double()
+    finite = finite[finite.isfinite()]
+    low, high = (finite.min().item(), finite.max().item()) if finite.numel() else (0.0, 0.0)
+    counts, edges = torch.histogram(finite, bins, range=(low, high if high > low else low + 1))
+    return {
+        "tag": tag,
+        "min": low,
+        "max": high,
+        "num": finite.numel(),
+        "sum": finite.sum().item(),
+        "sum_squares": finite.square().sum().item(),
+        "bucket_limits": edges[1:].tolist(),
+        "bucket_counts": counts.tolist(),
+        "global_step": step,
+    }

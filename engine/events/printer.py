@@ -1,0 +1,66 @@
+"""CommonMetricPrinter: one line of progress on the console."""
+
+import datetime
+import logging
+import time
+
+import torch
+
+from .storage import EventStorage, get_event_storage
+from .writer import EventWriter
+
+
+class CommonMetricPrinter(EventWriter):
+    """Logs the losses, times, learning rate, memory and, with `max_iter`, the time to the end.
+
+    Besides names with "loss" in them it shows those that contain "[metric]". It stores the time
+    to the end as the scalar `eta_seconds`.
+    """
+
+    def __init__(self, max_iter: int | None = None, window_size: int | None = None) -> None:
+        self.logger = logging.getLogger(__name__)
+        self._max_iter = max_iter
+        self._window_size = window_size
+        self._last: tuple[int, float] | None = None  # iteration and time of the last line
+
+    def write(self) -> None:
+        storage = get_event_storage()
+        if storage.iter == self._max_iter:
+            return  # the run is over: there is no progress left to report
+        self.logger.info(self._line(storage))
+        self._last = (storage.iter, time.perf_counter())
+
+    def rewind(self, iteration: int) -> None:
+        self._last = None
+
+    def _line(self, storage: EventStorage) -> str:
+        values = storage.latest_with_smoothing_hint(self._window_size)
+        fields = [f"iter: {storage.iter}"]
+        fields += [f"{name}: {v:.4g}" for name, (v, _) in values.items() if "loss" in name]
+        fields += [f"{name}: {v:.4g}" for name, (v, _) in values.items() if "[metric]" in name]
+        for name in ("time", "data_time"):
+            if name in values:
+                history = storage.history(name)
+                window = storage.count_samples(name, self._window_size)
+                fields.append(f"{name}: {history.avg(window):.4f}")
+                fields.append(f"last_{name}: {history.latest():.4f}")
+        if "lr" in values:
+            fields.append(f"lr: {values['lr'][0]:.5g}")
+        if torch.cuda.is_initialized():
+            fields.append(f"max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M")
+        eta = self._eta(storage, "time" in values)
+        if eta is not None:
+            storage.put_scalar("eta_seconds", eta, smoothing_hint=False)
+            fields.insert(0, f"eta: {datetime.timedelta(seconds=int(eta))}")
+        return " " + "  ".join(fields)
+
+    def _eta(self, storage: EventStorage, has_time: bool) -> float | None:
+        if self._max_iter is None:
+            return None
+        if has_time:
+            seconds = storage.history("time").global_avg()
+        elif self._last and storage.iter > self._last[0]:
+            seconds = (time.perf_counter() - self._last[1]) / (storage.iter - self._last[0])
+        else:
+            return None
+        return seconds * max(self._max_iter - storage.iter - 1, 0)
