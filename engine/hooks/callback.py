@@ -1,0 +1,42 @@
+"""CallbackHook: functions as a hook."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .base import POINTS, HookBase
+
+
+class CallbackHook(HookBase):
+    """Calls the given functions with the trainer at the points they are named for.
+
+    `CallbackHook(after_step=lambda trainer: print(trainer.iter))`; any point of HookBase may be
+    given. Those of an evaluation also get its argument: `after_eval=f` calls `f(trainer, results)`.
+    """
+
+    def __init__(
+        self,
+        *,
+        before_train: Callable[..., None] | None = None,
+        after_train: Callable[..., None] | None = None,
+        before_step: Callable[..., None] | None = None,
+        after_step: Callable[..., None] | None = None,
+        **others: Callable[..., None] | None,
+    ) -> None:
+        callbacks = {
+            "before_train": before_train,
+            "after_train": after_train,
+            "before_step": before_step,
+            "after_step": after_step,
+            **others,
+        }
+        for point, callback in callbacks.items():
+            if point not in POINTS:
+                raise TypeError(f"CallbackHook has no point {point!r}; there are {POINTS}")
+            if callback is not None:
+                setattr(self, point, self._with_trainer(callback))
+
+    def _with_trainer(self, callback: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            callback(self.trainer, *args)
+
+        return call

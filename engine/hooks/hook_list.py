@@ -1,0 +1,141 @@
+"""HookList: the hooks of a trainer in their order, called point by point and timed."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from tabulate import tabulate
+
+from ..utils.unique_names import unique_names
+from .base import POINTS, HookBase, Priority
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Call:
+    """One method of one hook."""
+
+    hook: HookBase
+    method: Callable[..., None]
+    seconds: float = 0.0
+
+
+class HookList:
+    """Hooks by priority, then in the order of adding. Only methods they override are called."""
+
+    def __init__(self) -> None:
+        self.hooks: list[HookBase] = []
+        self.calls: dict[str, tuple[_Call, ...]] = dict.fromkeys(POINTS, ())
+        self._not_started: list[HookBase] = []
+
+    def add(self, hooks: Iterable[HookBase], priority: int | str | None) -> None:
+        """Put hooks into their places; `priority` overrides that of their classes."""
+        for hook in hooks:
+            if not isinstance(hook, HookBase):
+                raise TypeError(f"a hook must be a HookBase, got {type(hook).__name__}: {hook!r}")
+            hook.priority = Priority.parse(hook.priority if priority is None else priority)
+            self.hooks.append(hook)
+        self.hooks.sort(key=lambda hook: hook.priority)
+        self._collect_calls()
+
+    def run(self, point: str, *args: Any) -> None:
+        """Call the hooks at a point; an error ends it."""
+        start = perf_counter()
+        for call in self.calls[point]:
+            call.method(*args)
+            now = perf_counter()
+            call.seconds += now - start
+            start = now
+
+    def start(self) -> None:
+        """Run every `before_train`, whatever fails, then raise the first error."""
+        self._collect_calls(keep_times=False)
+        if self.hooks:
+            logger.info("Hooks in their order:\n%s", self.order_table())
+        failures = self._run_all("before_train", skip=[])
+        self._not_started = [hook for hook, _ in failures]
+        _raise_first(failures)
+
+    def finish(self) -> None:
+        """Run `after_train` of every hook that was started, then raise the first error."""
+        failures = self._run_all("after_train", skip=self._not_started)
+        if self.hooks:
+            logger.info("Time of the hooks:\n%s", self.time_table())
+        _raise_first(failures)
+
+    def state_dict(self) -> dict[str, dict]:
+        """The states by hook: `EvalHook`, `EvalHook#2`, …; hooks without state are left out."""
+        states = {name: hook.state_dict() for name, hook in self._named().items()}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, states: dict[str, dict]) -> None:
+        hooks = self._named()
+        for name, state in states.items():
+            if name in hooks:
+                hooks[name].load_state_dict(state)
+            else:
+                logger.warning("The state of the hook %s is not used: there is no such hook", name)
+
+    def order_table(self) -> str:
+        """The hooks of each point in their order, with their priorities."""
+        return self._table("hooks (priority)", lambda call: f"{int(call.hook.priority)}")
+
+    def time_table(self) -> str:
+        """The hooks of each point in their order, with the seconds that each took in all."""
+        return self._table("hooks (seconds)", lambda call: f"{call.seconds:.3f}")
+
+    def _collect_calls(self, keep_times: bool = True) -> None:
+        for point, old in self.calls.items():
+            times = {id(call.hook): call.seconds for call in old} if keep_times else {}
+            self.calls[point] = tuple(
+                _Call(hook, getattr(hook, point), times.get(id(hook), 0.0))
+                for hook in self.hooks
+                if _overrides(hook, point)
+            )
+
+    def _run_all(self, point: str, skip: list[HookBase]) -> list[tuple[HookBase, Exception]]:
+        failures: list[tuple[HookBase, Exception]] = []
+        for call in self.calls[point]:
+            if any(call.hook is hook for hook in skip):
+                continue
+            start = perf_counter()
+            try:
+                call.method()
+            except Exception as error:
+                failures.append((call.hook, error))
+            call.seconds += perf_counter() - start
+        return failures
+
+    def _named(self) -> dict[str, HookBase]:
+        return dict(zip(unique_names(self.hooks), self.hooks, strict=True))
+
+    def _table(self, title: str, note: Callable[[_Call], str]) -> str:
+        rows = [
+            (point, "  ".join(f"{type(call.hook).__name__} ({note(call)})" for call in calls))
+            for point, calls in self.calls.items()
+            if calls
+        ]
+        return tabulate(rows, headers=("point", title))
+
+
+def attach_error(first: BaseException, later: BaseException) -> None:
+    """Note a later error on the first one, and log it: the first is what the user shall see."""
+    text = f"After that, another error came: {type(later).__name__}: {later}"
+    logger.error("%s", text, exc_info=later)
+    if hasattr(first, "add_note"):  # Python 3.11
+        first.add_note(text)
+
+
+def _overrides(hook: HookBase, point: str) -> bool:
+    return point in vars(hook) or getattr(type(hook), point) is not getattr(HookBase, point)
+
+
+def _raise_first(failures: list[tuple[HookBase, Exception]]) -> None:
+    if failures:
+        first = failures[0][1]
+        for _, later in failures[1:]:
+            attach_error(first, later)
+        raise first

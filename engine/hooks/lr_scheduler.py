@@ -1,0 +1,70 @@
+"""LRScheduler: moves the learning rate, and stores it."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from fvcore.common.param_scheduler import ParamScheduler
+from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
+
+from ..solver.lr_scheduler import LRMultiplier
+from .base import HookBase, Priority
+
+
+class LRScheduler(HookBase):
+    """Steps a schedule after each step, and stores the learning rate of the step as `lr`.
+
+    `scheduler` is one of torch's, or a ParamScheduler, which is a curve over the whole run that
+    multiplies the learning rate of each group. What is not given is taken from the trainer.
+    """
+
+    priority = Priority.HIGH  # a checkpoint of this step then holds the schedule after it
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: TorchLRScheduler | ParamScheduler | None = None,
+    ) -> None:
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+
+    def before_train(self) -> None:
+        self._optimizer = self._optimizer or self.trainer.optimizer  # type: ignore[attr-defined]
+        if isinstance(self.scheduler, ParamScheduler):
+            self._scheduler = LRMultiplier(
+                self._optimizer,
+                self.scheduler,
+                self.trainer.max_iter,
+                last_iter=self.trainer.iter - 1,
+            )
+        self._shown_group = self.get_best_param_group_id(self._optimizer)
+
+    def after_step(self) -> None:
+        lr = self._optimizer.param_groups[self._shown_group]["lr"]  # type: ignore[union-attr]
+        self.trainer.storage.put_scalar("lr", lr, smoothing_hint=False)
+        self.scheduler.step()
+
+    @property
+    def scheduler(self) -> Any:
+        """The schedule: the one given, or the trainer's."""
+        return self._scheduler or self.trainer.scheduler  # type: ignore[attr-defined]
+
+    @staticmethod
+    def get_best_param_group_id(optimizer: torch.optim.Optimizer) -> int:
+        """The group whose learning rate tells most: the largest, or one with the commonest rate
+        where each has one parameter."""
+        groups = optimizer.param_groups
+        largest = max(range(len(groups)), key=lambda index: len(groups[index]["params"]))
+        if len(groups[largest]["params"]) > 1:
+            return largest
+        rates = [float(group["lr"]) for group in groups]
+        return rates.index(Counter(rates).most_common(1)[0][0])
+
+    def state_dict(self) -> dict[str, Any]:
+        if isinstance(self.scheduler, TorchLRScheduler):
+            return self.scheduler.state_dict()
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if isinstance(self.scheduler, TorchLRScheduler):
+            self.scheduler.load_state_dict(state_dict)

@@ -1,0 +1,59 @@
+"""PreciseBN: exact statistics for batch normalisation."""
+
+import itertools
+import logging
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from ..events import EventStorage
+from ..utils.endless import EndlessIterator
+from ..utils.periods import Period
+from .base import HookBase, Priority
+
+logger = logging.getLogger(__name__)
+
+
+class PreciseBN(HookBase):
+    """Replaces the running statistics of BatchNorm layers by exact ones over `num_iter` batches.
+
+    It runs every `period` and at the last step, before checkpoints and evaluations use the
+    statistics. Does nothing if no BatchNorm layer of `model` is in training mode. What the model
+    puts into the storage meanwhile is dropped.
+    """
+
+    priority = Priority.BELOW_NORMAL
+
+    def __init__(
+        self, period: int | str, model: nn.Module, data_loader: Iterable[Any], num_iter: int
+    ) -> None:
+        self._period = Period(period)
+        self._model = model
+        self._data_loader = data_loader
+        self._num_iter = num_iter
+        self._batches: EndlessIterator | None = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # fvcore.nn uses names that torch deprecates
+            from fvcore.nn import precise_bn
+        self._precise_bn = precise_bn
+        self._is_disabled = not precise_bn.get_bn_modules(model)
+        if self._is_disabled:
+            logger.info("PreciseBN is off: the model has no BatchNorm layer in training mode")
+
+    def after_step(self) -> None:
+        is_last = self.trainer.iter == self.trainer.max_iter - 1
+        if self._period.is_due(self.trainer) or is_last:
+            self.update_stats()
+
+    def update_stats(self) -> None:
+        """Compute the statistics now."""
+        if self._is_disabled:
+            return
+        if self._batches is None:
+            self._batches = EndlessIterator(self._data_loader)
+        logger.info("Running PreciseBN over %d batches", self._num_iter)
+        batches = itertools.islice(self._batches, self._num_iter)
+        with EventStorage():
+            self._precise_bn.update_bn_stats(self._model, batches, self._num_iter)

@@ -1,0 +1,98 @@
+"""TorchProfiler and AutogradProfiler: traces of chosen steps."""
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..parallel import comm
+from .base import HookBase
+
+if TYPE_CHECKING:
+    from ..train_loop import TrainerBase
+
+
+class TorchProfiler(HookBase):
+    """Profiles the steps for which `enable_predicate(trainer)` is true, with `torch.profiler`.
+
+    One trace a step: for TensorBoard below `output_dir/log`, or with `save_tensorboard=False` as
+    `output_dir/profiler-trace-iterN.json` for chrome://tracing and Perfetto. `activities` is that
+    of `torch.profiler.profile`; by default all that the machine has.
+    """
+
+    def __init__(
+        self,
+        enable_predicate: "Callable[[TrainerBase], bool]",
+        output_dir: str,
+        *,
+        activities: list[torch.profiler.ProfilerActivity] | None = None,
+        save_tensorboard: bool = True,
+    ) -> None:
+        self._enable_predicate = enable_predicate
+        self._output_dir = os.fspath(output_dir)
+        self._activities = activities
+        self._save_tensorboard = save_tensorboard
+        self._profiler: Any = None
+
+    def before_step(self) -> None:
+        if self._enable_predicate(self.trainer):
+            self._profiler = self._make_profiler()
+            self._profiler.__enter__()
+
+    def after_step(self) -> None:
+        if self._profiler is None:
+            return
+        profiler, self._profiler = self._profiler, None
+        profiler.__exit__(None, None, None)
+        self._export(profiler)
+
+    def after_train(self) -> None:
+        if self._profiler is not None:  # the step failed: its trace is not whole
+            self._profiler.__exit__(None, None, None)
+            self._profiler = None
+
+    def _make_profiler(self) -> Any:
+        on_trace_ready = None
+        if self._save_tensorboard:
+            on_trace_ready = torch.profiler.tensorboard_trace_handler(
+                os.path.join(
+                    self._output_dir, "log", f"profiler-tensorboard-iter{self.trainer.iter}"
+                ),
+                worker_name=f"worker{comm.get_rank()}",
+            )
+        return torch.profiler.profile(
+            activities=self._activities,
+            on_trace_ready=on_trace_ready,
+            record_shapes=True,
+            profile_memory=True,
+            with_stack=True,
+            with_flops=True,
+        )
+
+    def _export(self, profiler: Any) -> None:
+        if not self._save_tensorboard:
+            os.makedirs(self._output_dir, exist_ok=True)
+            file = f"profiler-trace-iter{self.trainer.iter}.json"
+            profiler.export_chrome_trace(os.path.join(self._output_dir, file))
+
+
+class AutogradProfiler(TorchProfiler):
+    """Profiles chosen steps with the older autograd profiler. Prefer `TorchProfiler`."""
+
+    def __init__(
+        self,
+        enable_predicate: "Callable[[TrainerBase], bool]",
+        output_dir: str,
+        *,
+        use_cuda: bool = True,
+    ) -> None:
+        warnings.warn(
+            "AutogradProfiler is deprecated: use TorchProfiler", DeprecationWarning, stacklevel=2
+        )
+        super().__init__(enable_predicate, output_dir, save_tensorboard=False)
+        self._use_cuda = use_cuda and torch.cuda.is_available()
+
+    def _make_profiler(self) -> Any:
+        return torch.autograd.profiler.profile(use_device="cuda" if self._use_cuda else None)

@@ -1,0 +1,60 @@
+"""IterationTimer: the time of each step, and the speed of the whole run."""
+
+import datetime
+import logging
+from time import perf_counter
+
+from .base import HookBase, Priority
+
+logger = logging.getLogger(__name__)
+
+
+class IterationTimer(HookBase):
+    """Stores the seconds that each step took, without the hooks after it, as the scalar `time`.
+
+    The first `warmup_iter` steps are slower than the rest: all but the last of them are left out,
+    here and in the summary that is logged at the end.
+    """
+
+    priority = Priority.HIGHEST  # so that its time is that of the step, not of other hooks
+
+    def __init__(self, warmup_iter: int = 3) -> None:
+        self._warmup_iter = warmup_iter
+
+    def before_train(self) -> None:
+        self._start = self._step_start = perf_counter()
+        self._seconds_in_steps = 0.0
+        self._timed_steps = 0
+
+    def before_step(self) -> None:
+        self._step_start = perf_counter()
+
+    def after_step(self) -> None:
+        now = perf_counter()
+        trainer = self.trainer
+        if trainer.iter - trainer.start_iter + 1 >= self._warmup_iter:
+            seconds = now - self._step_start
+            self._seconds_in_steps += seconds
+            self._timed_steps += 1
+            trainer.storage.put_scalar("time", seconds)
+        else:
+            self._start = now
+
+    def after_train(self) -> None:
+        total = perf_counter() - self._start
+        if self._timed_steps:
+            logger.info(
+                "Overall training speed: %d iterations in %s (%.4f s / it)",
+                self._timed_steps,
+                _readable(self._seconds_in_steps),
+                self._seconds_in_steps / self._timed_steps,
+            )
+        logger.info(
+            "Total training time: %s (%s on hooks)",
+            _readable(total),
+            _readable(total - self._seconds_in_steps),
+        )
+
+
+def _readable(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=int(seconds)))

@@ -1,0 +1,58 @@
+"""PeriodicWriter: has the writers write."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..events import EventWriter
+from ..utils.periods import Period
+from .base import HookBase, Priority
+from .hook_list import attach_error
+
+
+class PeriodicWriter(HookBase):
+    """Calls `write()` of its writers every `period`, at the last step, and after an evaluation.
+
+    Where a run begins, its writers are rewound to there. In the end they write what is left and
+    are closed, each of them, whatever fails.
+    """
+
+    priority = Priority.VERY_LOW  # after all that puts something into the storage
+
+    def __init__(self, writers: Sequence[EventWriter], period: int | str = 20) -> None:
+        for writer in writers:
+            if not isinstance(writer, EventWriter):
+                raise TypeError(f"a writer must be an EventWriter, got {type(writer).__name__}")
+        self._writers = list(writers)
+        self._period = Period(period)
+        self._was_evaluated = False
+
+    def before_train(self) -> None:
+        for writer in self._writers:
+            writer.rewind(self.trainer.start_iter)
+
+    def after_eval(self, results: dict[str, Any]) -> None:
+        self._was_evaluated = True
+
+    def after_step(self) -> None:
+        is_last = self.trainer.iter == self.trainer.max_iter - 1
+        if self._period.is_due(self.trainer) or is_last or self._was_evaluated:
+            self._was_evaluated = False
+            self._call_all("write")
+            self.trainer.storage.clear_images()
+            self.trainer.storage.clear_histograms()
+
+    def after_train(self) -> None:
+        self._call_all("write", "close")
+
+    def _call_all(self, *methods: str) -> None:
+        first: Exception | None = None
+        for writer in self._writers:
+            for method in methods:
+                try:
+                    getattr(writer, method)()
+                except Exception as error:
+                    if first is not None:
+                        attach_error(first, error)
+                    first = first or error
+        if first is not None:
+            raise first

@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+"""What the engine costs, as ratios to a bare PyTorch loop measured side by side in one run.
+
+    python tools/benchmark.py [--quick] [--json FILE]
+
+Blocks of 20 bare steps alternate with blocks of 20 engine steps, so that whatever else the machine
+does falls on both. Times are CPU time of the whole process; intervals are 95 % bootstrap intervals
+over the blocks. A row "bare / bare" shows what the measurement itself cannot tell apart.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import os
+import random
+import tempfile
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+from fvcore.common.param_scheduler import CosineParamScheduler
+from tabulate import tabulate
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine import EventStorage, SimpleTrainer, TrainerBase, get_event_storage, hooks
+from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter, scalar
+
+BLOCK = 20  # steps in a block, and the period of the writers
+SIZES = {"small": (64, 64, 32), "medium": (128, 256, 128), "large": (256, 1024, 256)}
+
+
+class Classifier(nn.Module):
+    """An MLP with one hidden layer that returns its loss, and in the engine logs 5 scalars."""
+
+    def __init__(self, inputs: int, hidden: int, logs: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+        self.logs = logs
+
+    def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        images, labels = batch
+        loss = nn.functional.cross_entropy(self.layers(images), labels)
+        if self.logs:
+            put_five_scalars(loss)
+        return {"loss": loss}
+
+
+def put_five_scalars(loss: torch.Tensor) -> None:
+    storage = get_event_storage()
+    storage.put_scalar("cross_entropy", loss)
+    storage.put_scalar("cross_entropy_again", loss)
+    storage.put_scalar("batch/size", 32)
+    storage.put_scalar("batch/share", 0.25)
+    storage.put_scalar("batch/weight", 1.0, smoothing_hint=False)
+
+
+def make_parts(size: str, logs: bool) -> tuple[Classifier, list, torch.optim.Optimizer]:
+    inputs, hidden, batch_size = SIZES[size]
+    torch.manual_seed(0)
+    model = Classifier(inputs, hidden, logs)
+    batches = [
+        (torch.randn(batch_size, inputs), torch.randint(10, (batch_size,))) for _ in range(8)
+    ]
+    return model, batches, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def bare_block(size: str) -> Callable[[], None]:
+    """A function that runs a block of steps of the plainest loop."""
+    model, batches, optimizer = make_parts(size, logs=False)
+    model.train()
+    place = 0
+
+    def run() -> None:
+        nonlocal place
+        for _ in range(BLOCK):
+            loss = model(batches[place % len(batches)])["loss"]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            place += 1
+
+    return run
+
+
+class Interleave(hooks.HookBase):
+    """Between blocks of the trainer's steps runs another block, and measures both."""
+
+    priority = hooks.Priority.HIGHEST
+
+    def __init__(self, other_block: Callable[[], None], warmup: int = 10) -> None:
+        self.other_block = other_block
+        self.pairs: list[tuple[float, float]] = []  # CPU seconds of the trainer's block, the other
+        self.warmup = warmup
+
+    def before_step(self) -> None:
+        if self.trainer.iter % BLOCK:
+            return
+        end = time.process_time()
+        self.other_block()
+        other = time.process_time() - end
+        if self.trainer.iter > self.warmup * BLOCK:
+            self.pairs.append((end - self.start, other))
+        self.start = time.process_time()
+
+
+def all_writers(folder: str, max_iter: int | None = None) -> list[EventWriter]:
+    return [
+        CommonMetricPrinter(max_iter),
+        JSONWriter(os.path.join(folder, "metrics.json")),
+        TensorboardXWriter(folder),
+    ]
+
+
+def usual_hooks(folder: str, max_iter: int) -> list[hooks.HookBase]:
+    return [hooks.IterationTimer(), hooks.PeriodicWriter(all_writers(folder, max_iter), BLOCK)]
+
+
+def ratio_with_interval(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Sum of the first over sum of the second, with the bounds of its 95 % interval."""
+
+    def ratio(sample: list[tuple[float, float]]) -> float:
+        return sum(first for first, _ in sample) / sum(second for _, second in sample)
+
+    generator = random.Random(0)
+    resampled = sorted(ratio(generator.choices(pairs, k=len(pairs))) for _ in range(1000))
+    return ratio(pairs), resampled[25], resampled[974]
+
+
+def engine_against_bare(size: str, blocks: int) -> list[tuple[float, float]]:
+    model, batches, optimizer = make_parts(size, logs=True)
+    trainer = SimpleTrainer(model, batches, optimizer)
+    interleave = Interleave(bare_block(size))
+    schedule = hooks.LRScheduler(scheduler=CosineParamScheduler(1.0, 0.1))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.register_hooks([interleave, schedule, *usual_hooks(folder, blocks * BLOCK)])
+        trainer.train(0, blocks * BLOCK)
+    return interleave.pairs
+
+
+def bare_against_bare(size: str, blocks: int) -> list[tuple[float, float]]:
+    first, second = bare_block(size), bare_block(size)
+    pairs = []
+    for block in range(blocks):
+        start = time.process_time()
+        first()
+        middle = time.process_time()
+        second()
+        if block > 10:
+            pairs.append((middle - start, time.process_time() - middle))
+    return pairs
+
+
+def measure_steps(blocks: int) -> list[dict[str, Any]]:
+    """(a) the step over the bare loop, at three sizes."""
+    rows = []
+    for size in SIZES:
+        for name, measure in (("engine", engine_against_bare), ("bare", bare_against_bare)):
+            # The larger the step, the fewer blocks give the same precision.
+            count = max(blocks // (1 if size == "small" else 3), 20)
+            pairs = measure(size, count)
+            ratio, low, high = ratio_with_interval(pairs)
+            bare_us = sum(bare for _, bare in pairs) / len(pairs) / BLOCK * 1e6
+            rows.append(
+                {
+                    "step": size,
+                    "compared": f"{name} / bare",
+                    "ratio": ratio,
+                    "low": low,
+                    "high": high,
+                    "bare_us": bare_us,
+                    "added_us": (ratio - 1) * bare_us,
+                }
+            )
+    return rows
+
+
+class EmptyStep(TrainerBase):
+    """A trainer whose step only logs."""
+
+    def run_step(self) -> None:
+        put_five_scalars(LOSS)
+
+
+LOSS = torch.tensor(1.0)
+
+
+def measure_empty_step(steps: int) -> dict[str, float]:
+    """Microseconds that hooks, writers and 5 scalars cost around a step that does nothing."""
+    _, _, optimizer = make_parts("small", logs=False)
+    trainer = EmptyStep()
+    schedule = hooks.LRScheduler(optimizer, CosineParamScheduler(1.0, 0.1))
+    marks: list[float] = []
+    clock = hooks.CallbackHook(
+        before_step=lambda trainer: marks.append(time.process_time())
+        if trainer.iter in (steps // 10, steps - 1)
+        else None
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.register_hooks([clock, schedule, *usual_hooks(folder, steps)])
+        trainer.train(0, steps)
+    return {"added_us": (marks[1] - marks[0]) / (steps - 1 - steps // 10) * 1e6}
+
+
+def measure_puts() -> list[dict[str, float]]:
+    """(b) one `put_scalar` of a float, and one write of 10 names, as the history grows."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, EventStorage() as storage:
+        writers = all_writers(folder)
+        names = [f"metric{index}" for index in range(10)]
+        stored = 0
+        for target in (10**4, 10**5, 10**6):
+            count = (target - stored) // len(names)
+            start = time.process_time()
+            for _ in range(count):
+                for name in names:
+                    storage.put_scalar(name, 1.0)
+                storage.step()
+            put_ns = (time.process_time() - start) / (count * len(names)) * 1e9
+            stored = target
+            rows.append(
+                {"stored": target, "put_ns": put_ns, "write_us": _write_us(storage, writers, names)}
+            )
+        for writer in writers:
+            writer.close()
+    return rows
+
+
+def measure_wide_write() -> dict[str, float]:
+    """One write of 200 names to all three writers."""
+    with tempfile.TemporaryDirectory() as folder, EventStorage() as storage:
+        writers = all_writers(folder)
+        names = [f"group{index % 7}/metric{index}" for index in range(200)]
+        cost = _write_us(storage, writers, names)
+        for writer in writers:
+            writer.close()
+    return {"names": 200, "write_ms": cost / 1e3}
+
+
+def _write_us(
+    storage: EventStorage, writers: list[EventWriter], names: list[str], rounds: int = 20
+) -> float:
+    seconds = []
+    for _ in range(rounds):
+        for _ in range(BLOCK):
+            for name in names:
+                storage.put_scalar(name, 1.0)
+            storage.step()
+        start = time.process_time()
+        for writer in writers:
+            writer.write()
+        seconds.append(time.process_time() - start)
+    return sorted(seconds)[rounds // 2] * 1e6
+
+
+def measure_memory(steps: int) -> list[dict[str, float]]:
+    """(c) bytes that a storage holds after so many steps, per scalar ever put."""
+    rows = []
+    tracemalloc.start()
+    with EventStorage() as storage:
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        for step in range(1, steps + 1):
+            storage.put_scalar("loss", step * 0.5)
+            storage.step()
+            if step in (steps // 10, steps):
+                held = tracemalloc.get_traced_memory()[0] - before
+                rows.append({"steps": step, "bytes": held, "bytes_per_scalar": held / step})
+    tracemalloc.stop()
+    return rows
+
+
+class CountConversions(TorchDispatchMode):
+    """Counts what would stop an accelerator: a tensor turned into a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def measure_conversions(steps: int = 60) -> dict[str, float]:
+    """(d) conversions in a step, with CPU tensors taking the path of accelerators."""
+    model, batches, optimizer = make_parts("small", logs=True)
+    trainer = SimpleTrainer(model, batches, optimizer)
+    counts: Counter[str] = Counter()
+    items: Counter[str] = Counter()
+    schedule = hooks.LRScheduler(scheduler=CosineParamScheduler(1.0, 0.1))
+    deferred, item = scalar.is_deferred, torch.Tensor.item
+
+    def count_item(tensor: torch.Tensor) -> Any:
+        items["item"] += 1
+        return item(tensor)
+
+    def kind(trainer: TrainerBase) -> str:
+        return "writing" if (trainer.iter + 1) % BLOCK == 0 else "quiet"
+
+    def note(trainer: TrainerBase) -> None:
+        counts[kind(trainer)] += mode.count + items.pop("item", 0)
+        counts[f"{kind(trainer)} steps"] += 1
+        mode.count = 0
+
+    last = hooks.CallbackHook(after_step=note)
+    last.priority = hooks.Priority.LOWEST
+    scalar.is_deferred = lambda value: isinstance(value, torch.Tensor)
+    torch.Tensor.item = count_item  # type: ignore[method-assign, assignment]
+    try:
+        with tempfile.TemporaryDirectory() as folder, CountConversions() as mode:
+            trainer.register_hooks([schedule, last, *usual_hooks(folder, steps)])
+            trainer.train(0, steps)
+    finally:
+        scalar.is_deferred, torch.Tensor.item = deferred, item  # type: ignore[method-assign]
+    return {
+        f"per_{name}_step": counts[name] / counts[f"{name} steps"] for name in ("quiet", "writing")
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a tenth of the blocks")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    # The printer's lines are made and handed to logging, as in a run, but not shown here.
+    logging.getLogger("engine").addHandler(logging.FileHandler(os.devnull))
+    logging.getLogger("engine").setLevel(logging.INFO)
+    logging.getLogger("engine").propagate = False
+    scale = 10 if args.quick else 1
+
+    results: dict[str, Any] = {}
+    sections: list[tuple[str, str, Callable[[], Any]]] = [
+        ("steps", "(a) a step over the bare loop", lambda: measure_steps(600 // scale)),
+        ("empty_step", "a step that does nothing", lambda: measure_empty_step(20000 // scale)),
+        ("puts", "(b) put_scalar, and a write of 10 names", measure_puts),
+        ("wide_write", "one write of 200 names", measure_wide_write),
+        ("memory", "(c) memory of the storage", lambda: measure_memory(10**6)),
+        ("conversions", "(d) tensors turned into numbers", measure_conversions),
+    ]
+    for key, title, measure in sections:
+        results[key] = measure()
+        rows = results[key] if isinstance(results[key], list) else [results[key]]
+        print(f"\n{title}\n{tabulate(rows, headers='keys', floatfmt='.4g')}", flush=True)
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
