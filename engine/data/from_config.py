@@ -1,0 +1,81 @@
+"""Loaders as a config describes them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from engine.config import CfgNode
+from engine.data.catalog import get_dataset
+from engine.data.loader import TRAIN_LOADER_REGISTRY, build_test_loader
+from engine.data.samplers import (
+    SAMPLER_REGISTRY,
+    RandomSubsetTrainingSampler,
+    RepeatFactorTrainingSampler,
+)
+from engine.utils.registry import find, locate
+
+
+def train_loader_from_config(cfg: CfgNode) -> Any:
+    """The loader DATALOADER.TRAIN_LOADER over DATASETS.TRAIN, an endless one."""
+    if not cfg.DATASETS.TRAIN:
+        raise ValueError("DATASETS.TRAIN is empty: name at least one data set to train on")
+    dataset = get_dataset(cfg.DATASETS.TRAIN)
+    loader = cfg.DATALOADER
+    return find(TRAIN_LOADER_REGISTRY, loader.TRAIN_LOADER)(
+        dataset,
+        total_batch_size=cfg.SOLVER.IMS_PER_BATCH,
+        mapper=_mapper(loader.MAPPER),
+        sampler=_sampler(cfg, dataset),
+        seed=cfg.SEED,
+        num_workers=loader.NUM_WORKERS,
+        prefetch_factor=loader.PREFETCH_FACTOR,
+        pin_memory=loader.PIN_MEMORY,
+        num_folds=loader.NUM_FOLDS,
+    )
+
+
+def test_loader_from_config(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
+    """A loader over one test set, or over those of a group of DATASETS.TEST_GROUPS."""
+    return build_test_loader(
+        get_dataset(cfg.DATASETS.TEST_GROUPS.get(dataset_name, dataset_name)),
+        mapper=_mapper(cfg.DATALOADER.TEST_MAPPER),
+        batch_size=cfg.TEST.BATCH_SIZE,
+        num_workers=cfg.DATALOADER.NUM_WORKERS,
+    )
+
+
+def _mapper(name: str) -> Callable[..., Any] | None:
+    return locate(name) if name else None
+
+
+def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int]:
+    name, loader = cfg.DATALOADER.SAMPLER_TRAIN, cfg.DATALOADER
+    sampler_class = find(SAMPLER_REGISTRY, name)
+    if issubclass(sampler_class, RepeatFactorTrainingSampler) or cfg.DATASETS.TRAIN_REPEAT_FACTOR:
+        factors = _repeat_factors(cfg.DATASETS.TRAIN, cfg.DATASETS.TRAIN_REPEAT_FACTOR)
+        if issubclass(sampler_class, RepeatFactorTrainingSampler):
+            factors *= RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
+                [dataset[index] for index in range(len(dataset))],
+                loader.REPEAT_THRESHOLD,
+                loader.REPEAT_SQRT,
+            )
+        return RepeatFactorTrainingSampler(factors, seed=cfg.SEED)
+    if issubclass(sampler_class, RandomSubsetTrainingSampler):
+        ratio = loader.RANDOM_SUBSET_RATIO
+        return sampler_class(len(dataset), ratio, seed_shuffle=cfg.SEED, seed_subset=cfg.SEED)
+    return sampler_class(len(dataset), seed=cfg.SEED)
+
+
+def _repeat_factors(names: Sequence[str], factors: Sequence[Sequence[Any]]) -> torch.Tensor:
+    """The factor of each sample, from those given for whole data sets."""
+    by_name = {name: float(factor) for name, factor in factors}
+    unknown = by_name.keys() - set(names)
+    if unknown:
+        raise ValueError(
+            f"DATASETS.TRAIN_REPEAT_FACTOR names {', '.join(sorted(unknown))}, "
+            f"not in DATASETS.TRAIN ({', '.join(names)})"
+        )
+    parts = [torch.full((len(get_dataset(name)),), by_name.get(name, 1.0)) for name in names]
+    return torch.cat(parts)

@@ -1,0 +1,34 @@
+"""Evaluation: the loop over a test set, evaluators, and tables of results."""
+
+from engine.evaluation.classification import ClassificationEvaluator
+from engine.evaluation.evaluator import (
+    DatasetEvaluator,
+    DatasetEvaluators,
+    inference_context,
+    inference_on_dataset,
+)
+from engine.evaluation.groups import GroupedEvaluator
+from engine.evaluation.language_model import LanguageModelEvaluator, count_bigrams
+from engine.evaluation.results import (
+    flatten_results_dict,
+    print_csv_format,
+    results_table,
+    verify_results,
+)
+from engine.evaluation.totals import Totals
+
+__all__ = [
+    "ClassificationEvaluator",
+    "DatasetEvaluator",
+    "DatasetEvaluators",
+    "GroupedEvaluator",
+    "LanguageModelEvaluator",
+    "Totals",
+    "count_bigrams",
+    "flatten_results_dict",
+    "inference_context",
+    "inference_on_dataset",
+    "print_csv_format",
+    "results_table",
+    "verify_results",
+]

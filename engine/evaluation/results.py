@@ -1,0 +1,122 @@
+"""Results of evaluations: numbers nested as {"data set": {"task": {"metric": number}}}.
+
+Where rows of metrics are shown, those with a "-" in their names are left out: they are details, as
+"accuracy-cat" is one of "accuracy".
+"""
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from engine.config import CfgNode
+from engine.events.scalar import as_scalar
+from engine.utils.suggest import did_you_mean
+
+logger = logging.getLogger(__name__)
+
+
+def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, float]:
+    """All numbers by their full names: {"task/metric": number}; refuses what is not a number."""
+    flat: dict[str, float] = {}
+    for path, metrics in _rows(results):
+        for metric, value in metrics.items():
+            name = "/".join((*path, metric))
+            if name in flat:
+                raise ValueError(f"two results have the name {name!r}: rename one of them")
+            flat[name] = value
+    return flat
+
+
+def results_table(results: Mapping[str, Any]) -> str:
+    """One table: a row for each data set or group, a column for each metric."""
+    rows = list(_shown_rows(results))
+    if not rows:
+        return "no results"
+    tasks = {path[-1:] for path, _ in rows}
+    task = tasks.pop() if len(tasks) == 1 else ()  # the same everywhere: said once, in the corner
+    columns = list(dict.fromkeys(metric for _, metrics in rows for metric in metrics))
+    cells = [
+        ["/".join(path[: len(path) - len(task)]) or "all", *map(metrics.get, columns)]
+        for path, metrics in rows
+    ]
+    headers = ["".join(task), *columns]
+    return tabulate(cells, headers, "pipe", floatfmt=".4f", missingval="", disable_numparse=[0])
+
+
+def print_csv_format(results: Mapping[str, Any]) -> None:
+    """Log results in lines that can be copied into a spreadsheet; grep for "copypaste"."""
+    for path, metrics in _shown_rows(results):
+        if not path:
+            for metric, value in metrics.items():
+                logger.info("copypaste: %s=%.4f", metric, value)
+            continue
+        logger.info("copypaste: Task: %s", "/".join(path))
+        logger.info("copypaste: %s", ",".join(metrics))
+        logger.info("copypaste: %s", ",".join(f"{value:.4f}" for value in metrics.values()))
+
+
+def verify_results(cfg: CfgNode, results: Mapping[str, Any]) -> bool:
+    """Exit with code 1 unless TEST.EXPECTED_RESULTS came out; True if they did, or none are set.
+
+    Each of them is [task, metric, value, tolerance], with the data set in front where `results`
+    has several.
+    """
+    expected = [_parse(row) for row in cfg.TEST.EXPECTED_RESULTS]
+    if not expected:
+        return True
+    actual = flatten_results_dict(results)
+    cells = []
+    for name, value, tolerance in expected:
+        came = actual.get(name)
+        right = came is not None and abs(came - value) <= tolerance  # False for NaN
+        missing = f"missing; {did_you_mean(name, actual)}".rstrip("; ")
+        cells.append((name, value, tolerance, missing if came is None else came, right))
+    table = tabulate(
+        [(*cell, "yes" if right else "NO") for *cell, right in cells],
+        headers=("result", "expected", "tolerance", "came", "as expected"),
+        tablefmt="pipe",
+    )
+    if not all(right for *_, right in cells):
+        logger.error("Results are not as expected:\n%s\nAll results: %s", table, actual)
+        sys.exit(1)
+    logger.info("Results are as expected:\n%s", table)
+    return True
+
+
+def _rows(
+    results: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, float]]]:
+    """The metrics that stand beside each other, with the keys that lead to them."""
+    metrics = {
+        str(name): float(as_scalar("/".join((*path, str(name))), value))
+        for name, value in results.items()
+        if not isinstance(value, Mapping)
+    }
+    if metrics:
+        yield path, metrics
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            yield from _rows(value, (*path, str(name)))
+
+
+def _shown_rows(
+    results: Mapping[str, Any],
+) -> Iterator[tuple[tuple[str, ...], dict[str, float]]]:
+    for path, metrics in _rows(results):
+        shown = {metric: value for metric, value in metrics.items() if "-" not in metric}
+        if shown:
+            yield path, shown
+
+
+def _parse(row: Sequence[Any]) -> tuple[str, float, float]:
+    try:
+        *path, value, tolerance = row
+        return "/".join(path), float(value), float(tolerance)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "TEST.EXPECTED_RESULTS takes rows of [task, metric, value, tolerance], with the data "
+            f"set in front where there are several; got {row!r}"
+        ) from None

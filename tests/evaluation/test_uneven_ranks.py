@@ -1,0 +1,126 @@
+"""Evaluators on two processes that have different numbers of samples.
+
+This file is also the program of the two processes: see `processes` and `work`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from engine.data import LabelledImages, MapDataset, build_test_loader
+from engine.evaluation import (
+    ClassificationEvaluator,
+    GroupedEvaluator,
+    LanguageModelEvaluator,
+    inference_on_dataset,
+)
+
+SAMPLES = 7  # four on the first process and three on the second
+GROUPS = ["a", "b", "a", "c", "b", "d", "b"]  # "a" is rare on both, "c" and "d" are on one each
+
+
+def evaluate(samples: int, predictions: str) -> dict:
+    """All results on this process; the predictions are the pixels of random images."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(SAMPLES, 1, 1, 5, generator=generator)[:samples]
+    labels = torch.randint(0, 3, (SAMPLES,), generator=generator)[:samples]
+    dataset = MapDataset(
+        [(index, sample) for index, sample in enumerate(LabelledImages(images, labels, 1.0))],
+        lambda item: {**item[1], "group": GROUPS[item[0]], "tokens": torch.arange(3) + item[0] % 2},
+    )
+    grouped = GroupedEvaluator(
+        ClassificationEvaluator, lambda batch: batch["group"], min_count=min(2, samples)
+    )
+    classification = ClassificationEvaluator(
+        top_k=[2], per_class=True, save_predictions=predictions
+    )
+    loader = build_test_loader(dataset, batch_size=3)
+    results = inference_on_dataset(lambda batch: batch["image"].flatten(1), loader, classification)
+    results |= inference_on_dataset(lambda batch: batch["image"].flatten(1), loader, grouped)
+    language_model = LanguageModelEvaluator(bigram_counts=torch.ones(5, 5))
+    results |= inference_on_dataset(
+        lambda batch: batch["image"].view(-1, 1, 5).expand(-1, 2, 5), loader, language_model
+    )
+    return results
+
+
+def work(rank: int, folder: Path) -> dict:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    seen = {
+        "uneven": evaluate(SAMPLES, f"{folder}/uneven.pth"),
+        "one sample": evaluate(1, f"{folder}/one.pth"),
+        "nothing": "",
+    }
+    try:
+        inference_on_dataset(print, [], ClassificationEvaluator())
+    except ValueError as error:
+        seen["nothing"] = str(error)
+    dist.destroy_process_group()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def processes(folder):
+    """What `work` returned on rank 0 and on rank 1."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [json.loads(output) for output in outputs]
+
+
+@pytest.mark.parametrize(("case", "samples"), [("uneven", SAMPLES), ("one sample", 1)])
+def test_results_are_those_of_a_single_process_on_every_rank(processes, tmp_path, case, samples):
+    alone = evaluate(samples, str(tmp_path / "predictions.pth"))
+    assert processes[0][case] == processes[1][case]
+    assert processes[0][case].keys() == alone.keys()
+    for name, result in alone.items():
+        for task, value in result.items():
+            assert processes[0][case][name][task] == pytest.approx(value)
+
+
+def test_groups_are_rare_by_their_samples_on_all_ranks(processes):
+    assert processes[0]["uneven"].keys() >= {"a", "b", "other"}
+    assert processes[0]["uneven"].keys().isdisjoint({"c", "d"})
+
+
+def test_the_predictions_of_all_ranks_are_stored_in_the_order_of_the_data(
+    processes, folder, tmp_path
+):
+    evaluate(SAMPLES, str(tmp_path / "alone.pth"))
+    alone = torch.load(tmp_path / "alone.pth", weights_only=True)
+    together = torch.load(folder / "uneven.pth", weights_only=True)
+    assert together.keys() == alone.keys()
+    for name, value in alone.items():
+        assert torch.allclose(together[name], value)
+
+
+def test_no_sample_on_any_rank_is_an_error_on_every_rank(processes):
+    assert ["no batch was evaluated" in process["nothing"] for process in processes] == [True, True]
+
+
+if __name__ == "__main__":
+    print(json.dumps(work(int(sys.argv[1]), Path(sys.argv[2]))))
