@@ -20,6 +20,7 @@ setup(
         "torch>=2.4",
         "numpy>=1.24",
         "fvcore>=0.1.5.post20221221",
+        "google-crc32c>=1.5",
         "iopath>=0.1.9,<0.2",
         "omegaconf>=2.4",
         "PyYAML>=6.0",

@@ -4,25 +4,24 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
 
-from .events import EventStorage, get_event_storage
-from .events.nonfinite import NonFiniteGuard, NonFinitePolicy, find_nonfinite
-from .events.step_metrics import (
+from engine.events import EventStorage, get_event_storage
+from engine.events.nonfinite import NonFiniteGuard, NonFinitePolicy, find_nonfinite
+from engine.events.step_metrics import (
     Metrics,
-    losses_in,
     mean_of,
     put_step_metrics,
-    snapshot,
-    sum_of,
+    total_loss,
 )
-from .hooks.base import HookBase
-from .hooks.hook_list import HookList, attach_error
-from .utils.endless import EndlessIterator, batches_per_epoch
+from engine.hooks.base import HookBase
+from engine.hooks.hook_list import HookList, attach_error
+from engine.utils.endless import EndlessIterator, batches_per_epoch
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,8 @@ class TrainerBase:
                     self.run_step()
                     self.after_step()
                     self.iter += 1
-                    self._iter_is_ahead = True
+                self._iter_is_ahead = True
+                self.storage.sync()  # a loss that no writer asked for may be a NaN
             except BaseException as error:  # KeyboardInterrupt and SystemExit too
                 self._end_failed_run(error)
                 raise
@@ -91,18 +91,22 @@ class TrainerBase:
         inner = self._inner_trainer()
         return inner.epoch_of(iteration) if inner else None
 
+    @property
+    def epoch_length(self) -> float | None:
+        """Iterations in an epoch; None where that is not known."""
+        inner = self._inner_trainer()
+        return inner.epoch_length if inner else None
+
     # --- the points: each calls the hooks ---------------------------------------------------
 
     def before_train(self) -> None:
         self._is_training = True
-        if inner := self._inner_trainer():
-            inner._outer = weakref.proxy(self)
+        self._link_inner(weakref.proxy(self))
         self._hook_list.start()
 
     def after_train(self) -> None:
         self._is_training = False
-        if inner := self._inner_trainer():
-            inner._outer = None
+        self._link_inner(None)
         self.storage.iter = self.iter
         self._hook_list.finish()
 
@@ -114,7 +118,8 @@ class TrainerBase:
         self._hook_list.run("before_step")
 
     def after_backward(self) -> None:
-        self._hook_list.run("after_backward")
+        if self._hook_list.calls["after_backward"]:
+            self._hook_list.run("after_backward")
         if self._outer is not None:
             self._outer.after_backward()
 
@@ -151,8 +156,9 @@ class TrainerBase:
         for hook in added:
             # A strong reference would be a cycle: trainer and model would outlive their last use.
             hook.trainer = weakref.proxy(self)
-            if self._is_training:
-                hook.before_train()
+        if self._is_training:
+            for hook in added:
+                self._hook_list.start_late(hook)
 
     @property
     def _hooks(self) -> list[HookBase]:
@@ -201,7 +207,7 @@ class TrainerBase:
             logger.warning("%s at iteration %d", type(error).__name__, self.iter)
         try:
             self.after_train()
-        except Exception as later:
+        except BaseException as later:  # an impatient second Ctrl-C too
             attach_error(error, later)
 
     def _is_stopped(self) -> bool:
@@ -217,6 +223,11 @@ class TrainerBase:
 
     def _ends_epoch(self) -> bool:
         return self.epoch_of(self.iter) != self.epoch_of(self.iter + 1)
+
+    def _link_inner(self, outer: "TrainerBase | None") -> None:
+        if inner := self._inner_trainer():
+            inner._outer = outer
+            inner._link_inner(outer and weakref.proxy(inner))
 
     def _inner_trainer(self) -> "TrainerBase | None":
         # The type is asked, not the instance: a weak proxy to the outer trainer is none of ours.
@@ -257,6 +268,7 @@ class SimpleTrainer(TrainerBase):
         nonfinite: NonFinitePolicy = "raise",
     ) -> None:
         super().__init__()
+        self._iterator: EndlessIterator | None = None
         if min(gather_metric_period, accumulate) < 1:
             raise ValueError(
                 "gather_metric_period and accumulate must be at least 1, "
@@ -280,31 +292,55 @@ class SimpleTrainer(TrainerBase):
                 f"{type(self).__name__}: the model is in eval mode; "
                 "call model.train() after whatever switched it"
             )
-        if self.zero_grad_before_forward:
-            self.optimizer.zero_grad()
-        data_time = 0.0
-        parts: list[Metrics] = []
-        for left in reversed(range(self.accumulate)):
-            start = perf_counter()
-            data = next(self._data_loader_iter)  # to change the data, wrap the data loader
-            data_time += perf_counter() - start
-            with self._no_gradient_sync() if left else nullcontext():
-                metrics = self._forward(data)  # to change the losses, wrap the model
-                loss = sum_of(losses_in(metrics))
-                if not parts and not self.zero_grad_before_forward:
-                    self.optimizer.zero_grad()
-                self._backward(loss if self.accumulate == 1 else loss / self.accumulate)
-            parts.append(metrics)
+        if self.accumulate == 1:
+            metrics, data_time = self._run_batch()
+        else:
+            metrics, data_time = self._run_batches()
         self.after_backward()
         # False says that the loss is not finite and the policy is to skip such steps.
-        may_step = self._write_metrics(metrics if len(parts) == 1 else mean_of(parts), data_time)
-        if may_step is not False:
+        if self._write_metrics(metrics, data_time) is not False:
             self._step_optimizer()  # to change the gradients, use after_backward
+
+    def _run_batch(self, is_first: bool = True) -> tuple[Metrics, float]:
+        """Forward and backward of one batch; returns what the model gave and the time to load."""
+        if is_first and self.zero_grad_before_forward:
+            self.optimizer.zero_grad()
+        start = perf_counter()
+        data = next(self._iterator or self._data_loader_iter)  # to change it, wrap the data loader
+        data_time = perf_counter() - start
+        metrics = self._forward(data)  # to change the losses, wrap the model
+        loss = total_loss(metrics)
+        if is_first and not self.zero_grad_before_forward:
+            self.optimizer.zero_grad()
+        self._backward(loss if self.accumulate == 1 else loss / self.accumulate)
+        return metrics, data_time
+
+    def _run_batches(self) -> tuple[Metrics, float]:
+        parts: list[tuple[Metrics, float]] = []
+        for left in reversed(range(self.accumulate)):
+            with self._no_gradient_sync() if left else nullcontext():
+                parts.append(self._run_batch(is_first=not parts))
+        return mean_of([metrics for metrics, _ in parts]), sum(seconds for _, seconds in parts)
 
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Drop the data loader, then take the one that the function builds."""
         self.data_loader = ()  # frees the old loader before the new one needs its memory
         self.data_loader = data_loader_builder()
+
+    def before_train(self) -> None:
+        self.start_data_at(self.start_iter)
+        super().before_train()
+
+    def start_data_at(self, iteration: int) -> None:
+        """Have a loader that can start anywhere (`start_at`) give the batches of this iteration."""
+        if hasattr(self.data_loader, "start_at"):
+            self.data_loader.start_at(iteration * self.accumulate)
+            self._iterator = None
+
+    @property
+    def epoch_length(self) -> float | None:
+        """Iterations in an epoch; None where the data loader has no length."""
+        return self._batches_per_epoch and self._batches_per_epoch / self.accumulate
 
     def epoch_of(self, iteration: int) -> int | None:
         if self._batches_per_epoch is None:
@@ -320,7 +356,7 @@ class SimpleTrainer(TrainerBase):
     def data_loader(self, data_loader: Iterable[Any]) -> None:
         self._data_loader = data_loader
         self._batches_per_epoch = batches_per_epoch(data_loader)
-        self._iterator: EndlessIterator | None = None
+        self._iterator = None
 
     @property
     def _data_loader_iter(self) -> EndlessIterator:
@@ -333,9 +369,8 @@ class SimpleTrainer(TrainerBase):
         loss_dict: Metrics, data_time: float, cur_iter: int, prefix: str = ""
     ) -> None:
         """Store the metrics of a step of your own; raises if a loss is NaN or infinite."""
-        values, total_loss = snapshot(loss_dict)
-        put_step_metrics(values, total_loss, data_time, cur_iter, prefix)
-        error = find_nonfinite(total_loss, values, cur_iter)
+        total = put_step_metrics(loss_dict, data_time, cur_iter, prefix)
+        error = find_nonfinite(total, loss_dict, cur_iter)
         if error:
             raise FloatingPointError(error)
 
@@ -344,14 +379,22 @@ class SimpleTrainer(TrainerBase):
     ) -> bool:
         """Store the metrics where the period says so; False if the step is to be skipped."""
         iteration = self.iter if iter is None else iter
-        values, total_loss = snapshot(loss_dict)
-        if (iteration + 1) % self.gather_metric_period == 0:
-            put_step_metrics(values, total_loss, data_time, iteration, prefix)
-        return self.nonfinite.allows_step(total_loss, values, iteration, self.optimizer)
+        is_stored = (iteration + 1) % self.gather_metric_period == 0
+        total = put_step_metrics(loss_dict, data_time, iteration, prefix, is_stored)
+        if type(total) is float and isfinite(total):
+            return True
+        return self.nonfinite.allows_step(total, loss_dict, iteration, self.optimizer)
 
     def _forward(self, data: Any) -> Metrics:
         output = self.model(data)
-        return {"total_loss": output} if isinstance(output, torch.Tensor) else output
+        if isinstance(output, torch.Tensor):
+            return {"total_loss": output}
+        if not output or not hasattr(output, "items"):
+            raise TypeError(
+                f"{type(self.model).__name__} returned {output!r:.80} in training mode; "
+                "expected a loss or a dict of losses"
+            )
+        return output
 
     def _backward(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -367,11 +410,17 @@ class SimpleTrainer(TrainerBase):
         return no_sync()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = {**super().state_dict(), "optimizer": self.optimizer.state_dict()}
+        if hasattr(self.data_loader, "state_dict"):
+            state["data_loader"] = self.data_loader.state_dict()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.optimizer.load_state_dict(state_dict["optimizer"])
+        if hasattr(self.data_loader, "load_state_dict") and "data_loader" in state_dict:
+            self.data_loader.load_state_dict(state_dict["data_loader"])
+            self._iterator = None
 
 
 class AMPTrainer(SimpleTrainer):

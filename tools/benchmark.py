@@ -198,9 +198,9 @@ def measure_empty_step(steps: int) -> dict[str, float]:
     schedule = hooks.LRScheduler(optimizer, CosineParamScheduler(1.0, 0.1))
     marks: list[float] = []
     clock = hooks.CallbackHook(
-        before_step=lambda trainer: marks.append(time.process_time())
-        if trainer.iter in (steps // 10, steps - 1)
-        else None
+        before_step=lambda trainer: (
+            marks.append(time.process_time()) if trainer.iter in (steps // 10, steps - 1) else None
+        )
     )
     with tempfile.TemporaryDirectory() as folder:
         trainer.register_hooks([clock, schedule, *usual_hooks(folder, steps)])

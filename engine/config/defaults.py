@@ -58,6 +58,11 @@ _C.DATASETS.TEST_GROUPS = CN(new_allowed=True)
 _C.DATALOADER = CN()
 # Registered name of what builds the training loader.
 _C.DATALOADER.TRAIN_LOADER = "build_train_loader"
+# Function that changes each training sample, "package.module:function"; "" for none. One with a
+# parameter `generator` draws from it what is random.
+_C.DATALOADER.MAPPER = ""
+# The same for test samples.
+_C.DATALOADER.TEST_MAPPER = ""
 # Worker processes for each training process; 0 loads in the training process itself.
 _C.DATALOADER.NUM_WORKERS = 4
 # Batches that each worker prepares ahead.
@@ -216,7 +221,8 @@ _C.TEST.EVAL_PERIOD = Period(0)
 _C.TEST.BATCH_SIZE = 64
 # Store the raw predictions with the results.
 _C.TEST.SAVE_PREDICTIONS = False
-# Results that must come out, each [dataset, task, metric, value, tolerance]; else the run fails.
+# Results that must come out, each [task, metric, value, tolerance], with the data set in front
+# where there are several; else the process ends with 1.
 _C.TEST.EXPECTED_RESULTS = []
 # Exact statistics for batch norm before each evaluation.
 _C.TEST.PRECISE_BN = CN()

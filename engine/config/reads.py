@@ -16,8 +16,12 @@ class ReadKeys(set[str]):
 
 
 def track_reads(cfg: CfgNode) -> None:
-    """From now on, remember which keys are read from `cfg` and from its clones."""
-    cfg.__dict__[READS] = ReadKeys()
+    """From now on, remember which keys are read from `cfg` and from its clones.
+
+    Once it is on, another call changes nothing.
+    """
+    if cfg.__dict__[READS] is None:
+        cfg.__dict__[READS] = ReadKeys()
     for value in cfg.values():
         if isinstance(value, CfgNode):
             track_reads(value)

@@ -1,11 +1,16 @@
 """The shared memory of a run and what carries it out."""
 
-from .history import HistoryBuffer
-from .json_writer import JSONWriter
-from .printer import CommonMetricPrinter
-from .storage import EventStorage, NoEventStorageError, get_event_storage, has_event_storage
-from .tensorboard import TensorboardXWriter
-from .writer import EventWriter
+from engine.events.history import HistoryBuffer
+from engine.events.json_writer import JSONWriter
+from engine.events.printer import CommonMetricPrinter
+from engine.events.storage import (
+    EventStorage,
+    NoEventStorageError,
+    get_event_storage,
+    has_event_storage,
+)
+from engine.events.tensorboard import TensorboardXWriter
+from engine.events.writer import EventWriter
 
 __all__ = [
     "CommonMetricPrinter",

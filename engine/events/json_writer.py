@@ -5,9 +5,9 @@ import math
 import os
 from typing import TextIO
 
-from ..utils.files import PathManager, atomic_write
-from .storage import get_event_storage
-from .writer import EventWriter
+from engine.events.storage import get_event_storage
+from engine.events.writer import EventWriter
+from engine.utils.files import PathManager, atomic_write
 
 
 class JSONWriter(EventWriter):
@@ -22,10 +22,16 @@ class JSONWriter(EventWriter):
     def __init__(self, json_file: str, window_size: int | None = None) -> None:
         self._json_file = os.fspath(json_file)
         self._window_size = window_size
+        self._kept: dict[
+            str, int
+        ] = {}  # by name, the last iteration that a rewind left in the file
         self._file: TextIO | None = self._open()
 
     def write(self) -> None:
         records = get_event_storage().unwritten(self, self._window_size)
+        if self._kept:
+            # Of values before the checkpoint, a line written after it may have some already.
+            records, self._kept = _without(records, self._kept), {}
         if not records:
             return
         if self._file is None:
@@ -37,7 +43,7 @@ class JSONWriter(EventWriter):
         """Drop the lines of `iteration` and later; at 0 the old file is kept aside instead."""
         self.close()
         if iteration > 0:
-            _drop_lines_from(self._json_file, iteration)
+            self._kept = _drop_lines_from(self._json_file, iteration)
         elif os.path.getsize(self._json_file):
             _move_aside(self._json_file)
         self._file = self._open()
@@ -54,11 +60,21 @@ class JSONWriter(EventWriter):
 
 def _line(iteration: int, record: dict[str, float]) -> str:
     try:
-        text = json.dumps({"iteration": iteration, **record}, sort_keys=True, allow_nan=False)
+        text = json.dumps({**record, "iteration": iteration}, sort_keys=True, allow_nan=False)
     except ValueError:
         finite = {name: v if math.isfinite(v) else None for name, v in record.items()}
-        text = json.dumps({"iteration": iteration, **finite}, sort_keys=True)
+        text = json.dumps({**finite, "iteration": iteration}, sort_keys=True)
     return text + "\n"
+
+
+def _without(
+    records: dict[int, dict[str, float]], written: dict[str, int]
+) -> dict[int, dict[str, float]]:
+    rest = {
+        iteration: {name: v for name, v in record.items() if written.get(name) != iteration}
+        for iteration, record in records.items()
+    }
+    return {iteration: record for iteration, record in rest.items() if record}
 
 
 def _cut_partial_line(path: str) -> None:
@@ -72,24 +88,28 @@ def _cut_partial_line(path: str) -> None:
             file.truncate(file.read().rfind(b"\n") + 1)
 
 
-def _drop_lines_from(path: str, iteration: int) -> None:
-    kept, dropped = [], 0
+def _drop_lines_from(path: str, iteration: int) -> dict[str, int]:
+    """Returns for each name in the lines that stay the last iteration it is there with."""
+    lines, last, dropped = [], {}, 0
     with open(path, encoding="utf-8") as old:
         for number, line in enumerate(old, start=1):
             try:
-                is_kept = json.loads(line)["iteration"] < iteration
+                record = json.loads(line)
+                is_kept = record["iteration"] < iteration
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{path}:{number}: not a line of metrics ({error}); "
                     "mend or move the file, then resume"
                 ) from error
             if is_kept:
-                kept.append(line)
+                lines.append(line)
+                last.update(dict.fromkeys(record, record["iteration"]))
             else:
                 dropped += 1
     if dropped:
         with atomic_write(path, "w") as new:
-            new.writelines(kept)
+            new.writelines(lines)
+    return last
 
 
 def _move_aside(path: str) -> None:

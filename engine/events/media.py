@@ -8,7 +8,7 @@ _CHANNELS = (1, 3, 4)
 
 def as_image(name: str, image: torch.Tensor | np.ndarray) -> torch.Tensor:
     """A private CHW copy of an image given as CHW or HWC, uint8 or float; others are refused."""
-    tensor = torch.as_tensor(image).detach()
+    tensor = _as_tensor(image)
     if tensor.ndim != 3 or not (tensor.shape[0] in _CHANNELS or tensor.shape[2] in _CHANNELS):
         raise ValueError(
             f"image {name!r} must have the shape CHW or HWC with 1, 3 or 4 channels, "
@@ -37,7 +37,7 @@ def as_uint8(image: torch.Tensor) -> torch.Tensor:
 
 def as_samples(name: str, values: torch.Tensor | np.ndarray) -> torch.Tensor:
     """A private flat copy of the values of a histogram; an empty or complex tensor is refused."""
-    tensor = torch.as_tensor(values).detach()
+    tensor = _as_tensor(values)
     if tensor.numel() == 0 or tensor.is_complex():
         raise ValueError(
             f"histogram {name!r} needs at least one real value, got a tensor of shape "
@@ -63,3 +63,10 @@ def summarize_histogram(tag: str, samples: torch.Tensor, bins: int, step: int) -
         "bucket_counts": counts.tolist(),
         "global_step": step,
     }
+
+
+def _as_tensor(values: torch.Tensor | np.ndarray) -> torch.Tensor:
+    if isinstance(values, torch.Tensor):
+        return values.detach()
+    # Copied, because torch cannot share a flipped array and warns of a read-only one.
+    return torch.as_tensor(np.array(values, order="C"))

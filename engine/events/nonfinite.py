@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 import torch
 
-from . import scalar
-from .step_metrics import Metrics
-from .storage import EventStorage, get_event_storage
+from engine.events import scalar
+from engine.events.step_metrics import Metrics
+from engine.events.storage import EventStorage, get_event_storage
 
 logger = logging.getLogger(__name__)
 

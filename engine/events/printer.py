@@ -2,12 +2,13 @@
 
 import datetime
 import logging
+import math
 import time
 
 import torch
 
-from .storage import EventStorage, get_event_storage
-from .writer import EventWriter
+from engine.events.storage import EventStorage, get_event_storage
+from engine.events.writer import EventWriter
 
 
 class CommonMetricPrinter(EventWriter):
@@ -36,8 +37,9 @@ class CommonMetricPrinter(EventWriter):
     def _line(self, storage: EventStorage) -> str:
         values = storage.latest_with_smoothing_hint(self._window_size)
         fields = [f"iter: {storage.iter}"]
-        fields += [f"{name}: {v:.4g}" for name, (v, _) in values.items() if "loss" in name]
-        fields += [f"{name}: {v:.4g}" for name, (v, _) in values.items() if "[metric]" in name]
+        losses = [name for name in values if "loss" in name]
+        metrics = [name for name in values if "[metric]" in name and "loss" not in name]
+        fields += [f"{name}: {values[name][0]:.4g}" for name in losses + metrics]
         for name in ("time", "data_time"):
             if name in values:
                 history = storage.history(name)
@@ -45,11 +47,11 @@ class CommonMetricPrinter(EventWriter):
                 fields.append(f"{name}: {history.avg(window):.4f}")
                 fields.append(f"last_{name}: {history.latest():.4f}")
         if "lr" in values:
-            fields.append(f"lr: {values['lr'][0]:.5g}")
+            fields.append(f"lr: {storage.history('lr').latest():.5g}")
         if torch.cuda.is_initialized():
             fields.append(f"max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M")
         eta = self._eta(storage, "time" in values)
-        if eta is not None:
+        if eta is not None and math.isfinite(eta):
             storage.put_scalar("eta_seconds", eta, smoothing_hint=False)
             fields.insert(0, f"eta: {datetime.timedelta(seconds=int(eta))}")
         return " " + "  ".join(fields)

@@ -1,6 +1,7 @@
 """What counts as a scalar, and which ones stay on their device for now."""
 
 import numbers
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,29 +15,35 @@ def is_deferred(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not value.is_cpu
 
 
-def as_scalar(name: str, value: object) -> float | torch.Tensor:
+def as_scalar(name: str, value: Any) -> float | torch.Tensor:
     """A float, or for a tensor on an accelerator a detached copy of it as it is at this moment.
 
     Refuses what is not one real number, naming the metric.
     """
-    if type(value) is int:  # checked first: the abstract numbers.Real is slow to ask
-        return float(value)
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1 or value.dtype.is_complex:
-            raise ValueError(
-                f"metric {name!r} must be one real number, got a tensor of shape "
-                f"{tuple(value.shape)} and {value.dtype}; reduce it first, e.g. with .mean()"
-            )
         if is_deferred(value):
+            if value.numel() != 1 or value.dtype.is_complex:
+                raise _not_one_number(name, value)
             return value.detach().reshape(()).clone()
-        return float(value.item())
+        try:
+            return float(value.item())
+        except (RuntimeError, TypeError):  # more or less than one element; complex
+            raise _not_one_number(name, value) from None
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if isinstance(value, (numbers.Real, np.bool_)):
+    # Exact types first: the abstract numbers.Real is slow to ask.
+    if type(value) in (float, int) or isinstance(value, (numbers.Real, np.bool_)):
         return float(value)
     raise TypeError(
         f"metric {name!r} must be a Python or NumPy number or a one-element tensor, "
         f"got {type(value).__name__}: {value!r:.80}"
+    )
+
+
+def _not_one_number(name: str, tensor: torch.Tensor) -> ValueError:
+    return ValueError(
+        f"metric {name!r} must be one real number, got a tensor of shape {tuple(tensor.shape)} "
+        f"and {tensor.dtype}; reduce it first, e.g. with .mean()"
     )
 
 

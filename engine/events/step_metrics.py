@@ -4,28 +4,20 @@ from typing import Any
 
 import torch
 
-from . import scalar
-from .storage import get_event_storage
+from engine.events import scalar
+from engine.events.storage import get_event_storage
 
 Metrics = dict[str, Any]  # what a model returns in training: losses, and other scalars
 
 
-def losses_in(metrics: Metrics) -> Metrics:
-    """The values that require grad, which training minimises; the others are only stored.
+def total_loss(metrics: Metrics) -> Any:
+    """The sum of the values that require grad: what training minimises.
 
-    All of them where none requires grad: so it is in code that hands on detached losses.
+    The other values are only stored. Where none requires grad, as in code that hands on detached
+    losses, it is the sum of all.
     """
-    losses = {
-        name: value
-        for name, value in metrics.items()
-        if isinstance(value, torch.Tensor) and value.requires_grad
-    }
-    return losses or metrics
-
-
-def sum_of(losses: Metrics) -> Any:
-    """The sum of the values."""
-    first, *others = losses.values()
+    losses = [v for v in metrics.values() if isinstance(v, torch.Tensor) and v.requires_grad]
+    first, *others = losses or metrics.values()
     return sum(others, start=first) if others else first
 
 
@@ -38,29 +30,30 @@ def mean_of(parts: list[Metrics]) -> Metrics:
     return {name: sum(values) / len(values) for name, values in columns.items()}
 
 
-def snapshot(metrics: Metrics) -> tuple[Metrics, float | torch.Tensor]:
-    """The metrics without their graph, as numbers where no device has to be asked; and the sum
-    of the losses among them."""
-    values = {
-        name: value.detach() if scalar.is_deferred(value) else scalar.as_scalar(name, value)
-        for name, value in metrics.items()
-    }
-    return values, sum_of({name: values[name] for name in losses_in(metrics)})
-
-
 def put_step_metrics(
-    values: Metrics,
-    total_loss: float | torch.Tensor,
-    data_time: float,
-    iteration: int,
-    prefix: str = "",
-) -> None:
-    """Store the metrics of a step under their names, their sum, and the time to get the data."""
-    put = get_event_storage().put_scalar
-    put("data_time", data_time, cur_iter=iteration)
-    put("rank_data_time", data_time, cur_iter=iteration)
-    total_name = f"{prefix}total_loss"
-    put(total_name, total_loss, cur_iter=iteration)
-    for name, value in values.items():
-        if name != total_name:
-            put(name, value, cur_iter=iteration)
+    metrics: Metrics, data_time: float, iteration: int, prefix: str = "", is_stored: bool = True
+) -> float | torch.Tensor:
+    """Store the metrics of a step, the sum of the losses and the time to get the data.
+
+    Returns the sum of the losses, as `total_loss` defines it: a number where no device has to be
+    asked for it. With `is_stored` false that is all it does.
+    """
+    put = get_event_storage().put_scalar if is_stored else _convert
+    losses = []
+    values = []
+    for name, value in metrics.items():
+        number = put(name, value, True, iteration)
+        values.append(number)
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            losses.append(number)
+    first, *others = losses or values
+    total = sum(others, start=first) if others else first
+    put("data_time", data_time, True, iteration)
+    put("rank_data_time", data_time, True, iteration)
+    if prefix or "total_loss" not in metrics:
+        put(f"{prefix}total_loss", total, True, iteration)
+    return total
+
+
+def _convert(name: str, value: Any, smoothing_hint: bool, iteration: int) -> float | torch.Tensor:
+    return scalar.as_scalar(name, value)

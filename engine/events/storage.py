@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,15 +14,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from ..utils.logger import log_first_n
-from ..utils.suggest import did_you_mean
-from ..utils.unique_names import unique_names
-from .history import HistoryBuffer
-from .media import as_image, as_samples, as_uint8, summarize_histogram
-from .scalar import as_scalar, fetch
+from engine.events.history import HistoryBuffer
+from engine.events.media import as_image, as_samples, as_uint8, summarize_histogram
+from engine.events.notes import NeverSetError, plain_notes
+from engine.events.scalar import as_scalar, fetch
+from engine.utils.logger import log_first_n
+from engine.utils.suggest import did_you_mean
+from engine.utils.unique_names import unique_names
 
 KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
-MAX_DEFERRED = 1_000  # tensors that wait for a writer, before they are fetched without one
+MAX_LOG = 2_000  # scalars that wait for a writer before they are sorted in without one
 MAX_MEDIA = 200  # images, and as many histograms, that wait for a writer
 
 
@@ -79,13 +81,15 @@ class EventStorage:
     """
 
     def __init__(self, start_iter: int = 0, log_period: int = 20) -> None:
-        self._iter = start_iter
+        self._iter = int(start_iter)
         self._log_period = log_period
         self.early_stop = False  # set it to end the run after the current step
         self._prefix = ""
-        self._scalars: dict[str, tuple[HistoryBuffer, list, list[int], bool]] = {}
-        self._puts = self._deferred = 0
-        self._smoothed: tuple[int, int, dict[str, tuple[float, int]]] = (0, 0, {})
+        self._hints: dict[str, bool] = {}
+        self._histories: dict[str, HistoryBuffer] = {}
+        # Name, value and iteration of each scalar put since `sync`. A deque reuses its memory.
+        self._log: deque[tuple[str, float | torch.Tensor, int]] = deque()
+        self._deferred = 0  # values in there that are tensors
         self._converted_callbacks: list[Callable[[list[tuple[str, float, int]]], None]] = []
         self._listeners: dict[str, Callable[..., None]] = {}
         self._images: deque[tuple[str, torch.Tensor, int]] = deque(maxlen=MAX_MEDIA)
@@ -102,8 +106,8 @@ class EventStorage:
         value: float | torch.Tensor | np.number,
         smoothing_hint: bool = True,
         cur_iter: int | None = None,
-    ) -> None:
-        """Record the value that `value` has at this moment.
+    ) -> float | torch.Tensor:
+        """Record the value that `value` has at this moment, and return it as it is kept.
 
         A tensor on an accelerator is fetched when a writer is due, with all others at once.
         `smoothing_hint` says whether writers should show a median over their window (a noisy
@@ -113,23 +117,15 @@ class EventStorage:
             name = self._prefix + name
         if type(value) is not float:
             value = as_scalar(name, value)
-        try:
-            history, values, iterations, hint = self._scalars[name]
-        except KeyError:
-            history, values, iterations, hint = self._add_scalar(name, bool(smoothing_hint))
-        if hint is not smoothing_hint and hint != smoothing_hint:
-            raise ValueError(
-                f"metric {name!r} was put with smoothing_hint={hint} before and with "
-                f"{smoothing_hint} now; use one of them everywhere, or another name"
-            )
-        if type(value) is not float:
-            self._defer(history)
-        # Written out here, not in a method of the history: a call would cost as much again.
-        values.append(value)
-        iterations.append(self._iter if cur_iter is None else cur_iter)
-        self._puts += 1
-        if len(values) > history.limit:
-            history.trim()
+            self._deferred += type(value) is not float
+        if self._hints.get(name, ...) is not smoothing_hint:
+            self._check_hint(name, smoothing_hint)
+        # Only noted down here, so that a step is quick: `sync` sorts it into the histories.
+        log = self._log
+        log.append((name, value, self._iter if cur_iter is None else int(cur_iter)))
+        if len(log) > MAX_LOG:
+            self.sync()
+        return value
 
     def put_scalars(
         self,
@@ -192,44 +188,35 @@ class EventStorage:
         """The history of a scalar; KeyError with the close names if it was never put."""
         self.sync()
         try:
-            return self._scalars[name][0]
+            return self._histories[name]
         except KeyError:
-            hint = did_you_mean(name, self._scalars)
-            raise KeyError(f"no metric {name!r} was put into this storage; {hint}") from None
+            hint = did_you_mean(name, self._histories)
+            message = f"no metric {name!r} was put into this storage{'; ' if hint else ''}{hint}"
+            raise KeyError(message) from None
 
     def histories(self) -> dict[str, HistoryBuffer]:
         """All histories by name."""
         self.sync()
-        return {name: history for name, (history, *_) in self._scalars.items()}
+        return dict(self._histories)
 
     def latest(self) -> dict[str, tuple[float, int]]:
         """The latest value of each scalar, with its iteration."""
         self.sync()
         return {
             name: (history.latest(), history.latest_iteration)
-            for name, (history, *_) in self._scalars.items()
+            for name, history in self._histories.items()
         }
 
     def latest_with_smoothing_hint(
         self, window_size: int | None = None
     ) -> dict[str, tuple[float, int]]:
         """As `latest`, but a median over the last `window_size` iterations where hinted so."""
-        window = window_size or self._log_period
-        if self._smoothed[:2] != (self._puts, window):  # several writers ask after each other
-            self.sync()
-            latest = {
-                name: (
-                    history.smoothed(window) if hint else history.latest(),
-                    history.iterations[-1],
-                )
-                for name, (history, *_, hint) in self._scalars.items()
-            }
-            self._smoothed = (self._puts, window, latest)
-        return self._smoothed[2]
+        readings = self._readings(window_size or self._log_period)
+        return {name: (value, iteration) for name, (value, iteration, _) in readings.items()}
 
     def smoothing_hints(self) -> dict[str, bool]:
         """The smoothing hint of each scalar."""
-        return {name: hint for name, (*_, hint) in self._scalars.items()}
+        return dict(self._hints)
 
     def count_samples(self, name: str, window_size: int | None = None) -> int:
         """How many values of a scalar came in the `window_size` iterations up to its latest."""
@@ -245,8 +232,8 @@ class EventStorage:
         """
         seen = self._cursor(reader).scalars
         records: dict[int, dict[str, float]] = {}
-        for name, (value, iteration) in self.latest_with_smoothing_hint(window_size).items():
-            count = self._scalars[name][0].count
+        readings = self._readings(window_size or self._log_period)
+        for name, (value, iteration, count) in readings.items():
             if seen.get(name) != count:
                 seen[name] = count
                 records.setdefault(iteration, {})[name] = value
@@ -273,22 +260,27 @@ class EventStorage:
         self._samples.clear()
 
     def sync(self) -> None:
-        """Turn all tensors that stayed on their devices into numbers, in one transfer a device."""
-        if not self._deferred:
+        """Sort what was put into the histories; tensors become numbers in one transfer a device."""
+        if not self._log:
             return
-        self._deferred = 0
-        waiting = [
-            (name, history, history.deferred_tensors())
-            for name, (history, *_) in self._scalars.items()
-        ]
-        numbers = iter(fetch([tensor for *_, tensors in waiting for tensor in tensors]))
-        converted = [
-            (name, number, iteration)
-            for name, history, tensors in waiting
-            for number, iteration in history.resolve([next(numbers) for _ in tensors])
-        ]
-        for callback in self._converted_callbacks:
-            callback(converted)
+        log = list(self._log)
+        self._log.clear()
+        converted = self._fetch_deferred(log) if self._deferred else []
+        groups: dict[str, tuple[list[float], list[int]]] = {}
+        for name, value, iteration in log:
+            try:
+                values, iterations = groups[name]
+            except KeyError:
+                values, iterations = groups[name] = [], []
+            values.append(value)  # type: ignore[arg-type]
+            iterations.append(iteration)
+        for name, (values, iterations) in groups.items():
+            if name not in self._histories:
+                self._histories[name] = self._new_history()
+            self._histories[name].extend(values, iterations)
+        if converted:
+            for callback in self._converted_callbacks:
+                callback(converted)
 
     def on_converted(self, callback: Callable[[list[tuple[str, float, int]]], None]) -> None:
         """Call back with (name, value, iteration) of the deferred scalars, once they are known."""
@@ -314,15 +306,13 @@ class EventStorage:
     def state_dict(self) -> dict:
         """Ad-hoc state of plain values, recent histories, and how far each writer has read."""
         self.sync()
+        notes = plain_notes(vars(self))
+        notes.pop("early_stop", None)  # it ended this run, not the one that goes on from here
         return {
-            "notes": {
-                name: value
-                for name, value in vars(self).items()
-                if not name.startswith("_") and name != "early_stop" and _is_plain(value)
-            },
+            "notes": notes,
             "scalars": {
-                name: {"smoothing_hint": hint, **history.state_dict()}
-                for name, (history, *_, hint) in self._scalars.items()
+                name: {"smoothing_hint": self._hints[name], **history.state_dict()}
+                for name, history in self._histories.items()
             },
             "cursors": {
                 name: dict(cursor.scalars)
@@ -333,9 +323,12 @@ class EventStorage:
         }
 
     def load_state_dict(self, state: dict) -> None:
+        self.sync()
         vars(self).update(state["notes"])
         for name, saved in state["scalars"].items():
-            self._add_scalar(name, saved["smoothing_hint"])[0].load_state_dict(saved)
+            self._hints[name] = saved["smoothing_hint"]
+            self._histories[name] = self._new_history()
+            self._histories[name].load_state_dict(saved)
         self._saved_cursors = dict(state["cursors"])
 
     def __enter__(self) -> "EventStorage":
@@ -348,35 +341,57 @@ class EventStorage:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _STACK.storages.remove(self)
+        stack = _STACK.storages
+        del stack[len(stack) - 1 - stack[::-1].index(self)]  # the last one: it may be there twice
 
     def __getattr__(self, name: str) -> Any:
-        known = [*vars(self), *dir(type(self))]
-        hint = did_you_mean(name, [one for one in known if not one.startswith("_")])
-        raise AttributeError(f"storage.{name} was never set{'; ' if hint else ''}{hint}")
+        raise NeverSetError(name=name, obj=self)
 
     # detectron2's names for what writers of its users read
     @property
     def _vis_data(self) -> list[tuple[str, torch.Tensor, int]]:
-        return list(self._images)
+        return [(name, as_uint8(image), at) for name, image, at in self._images]
 
     @property
     def _histograms(self) -> list[dict]:
         return [summarize_histogram(*entry) for entry in self._samples]
 
-    def _add_scalar(
-        self, name: str, smoothing_hint: bool
-    ) -> tuple[HistoryBuffer, list, list[int], bool]:
-        history = HistoryBuffer(KEPT_VALUES)
-        entry = (history, history.raw_values, history.iterations, smoothing_hint)
-        self._scalars[name] = entry
-        return entry
+    def _readings(self, window: int) -> dict[str, tuple[float, int, int]]:
+        """The value to show, its iteration and the number of values of each scalar."""
+        self.sync()
+        hints = self._hints
+        return {
+            name: history.reading(window if hints[name] else 1)
+            for name, history in self._histories.items()
+        }
 
-    def _defer(self, history: HistoryBuffer) -> None:
-        if self._deferred >= MAX_DEFERRED:
-            self.sync()
-        history.deferred.append(history.count)
-        self._deferred += 1
+    def _check_hint(self, name: str, smoothing_hint: bool) -> None:
+        known = self._hints.setdefault(name, bool(smoothing_hint))
+        if known is not bool(smoothing_hint):
+            raise ValueError(
+                f"metric {name!r} was put with smoothing_hint={known} before and with "
+                f"{smoothing_hint} now; use one of them everywhere, or another name"
+            )
+
+    def _new_history(self) -> HistoryBuffer:
+        # A strong reference from the history would be a cycle.
+        storage = weakref.ref(self)
+
+        def catch_up() -> None:
+            if (owner := storage()) is not None and owner._log:
+                owner.sync()
+
+        return HistoryBuffer(KEPT_VALUES, catch_up=catch_up)
+
+    def _fetch_deferred(self, log: list[Any]) -> list[tuple[str, float, int]]:
+        """Put numbers in the places of the tensors; returns the entries that had one."""
+        self._deferred = 0
+        places = [place for place, entry in enumerate(log) if isinstance(entry[1], torch.Tensor)]
+        numbers = fetch([log[place][1] for place in places])
+        for place, number in zip(places, numbers, strict=True):
+            name, _, iteration = log[place]
+            log[place] = (name, number, iteration)
+        return [log[place] for place in places]
 
     def _cursor(self, reader: object) -> _Cursor:
         if reader not in self._cursors:
@@ -399,11 +414,3 @@ def _put_media(entries: deque, entry: tuple) -> None:
 
 def _last(entries: deque, count: int) -> list:
     return list(entries)[-count:] if count else []
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, (str, int)) and _is_plain(one) for key, one in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, float, str)

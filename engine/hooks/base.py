@@ -5,7 +5,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..train_loop import TrainerBase
+    from engine.train_loop import TrainerBase
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class HookBase:
         """After each batch of an evaluation, with what the model returned."""
 
     def after_eval(self, results: dict[str, Any]) -> None:
-        """After an evaluation, with its results."""
+        """After an evaluation, with its results by name; {} if it failed."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, as plain values and tensors; {} for none."""

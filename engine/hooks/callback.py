@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from .base import POINTS, HookBase
+from engine.hooks.base import POINTS, HookBase
 
 
 class CallbackHook(HookBase):

@@ -1,20 +1,20 @@
 """HookList: the hooks of a trainer in their order, called point by point and timed."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from tabulate import tabulate
 
-from ..utils.unique_names import unique_names
-from .base import POINTS, HookBase, Priority
+from engine.hooks.base import POINTS, HookBase, Priority
+from engine.utils.unique_names import unique_names
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Call:
     """One method of one hook."""
 
@@ -29,15 +29,15 @@ class HookList:
     def __init__(self) -> None:
         self.hooks: list[HookBase] = []
         self.calls: dict[str, tuple[_Call, ...]] = dict.fromkeys(POINTS, ())
-        self._not_started: list[HookBase] = []
+        self._started: set[int] = set()  # ids of hooks
 
-    def add(self, hooks: Iterable[HookBase], priority: int | str | None) -> None:
+    def add(self, hooks: Sequence[HookBase], priority: int | str | None) -> None:
         """Put hooks into their places; `priority` overrides that of their classes."""
         for hook in hooks:
             if not isinstance(hook, HookBase):
                 raise TypeError(f"a hook must be a HookBase, got {type(hook).__name__}: {hook!r}")
             hook.priority = Priority.parse(hook.priority if priority is None else priority)
-            self.hooks.append(hook)
+        self.hooks.extend(hooks)
         self.hooks.sort(key=lambda hook: hook.priority)
         self._collect_calls()
 
@@ -55,13 +55,20 @@ class HookList:
         self._collect_calls(keep_times=False)
         if self.hooks:
             logger.info("Hooks in their order:\n%s", self.order_table())
-        failures = self._run_all("before_train", skip=[])
-        self._not_started = [hook for hook, _ in failures]
+        self._started = {id(hook) for hook in self.hooks}
+        failures = self._run_all("before_train")
+        self._started -= {id(hook) for hook, _ in failures}
         _raise_first(failures)
+
+    def start_late(self, hook: HookBase) -> None:
+        """Run `before_train` of a hook that was added in the middle of a run."""
+        hook.before_train()
+        self._started.add(id(hook))
 
     def finish(self) -> None:
         """Run `after_train` of every hook that was started, then raise the first error."""
-        failures = self._run_all("after_train", skip=self._not_started)
+        failures = self._run_all("after_train")
+        self._started.clear()
         if self.hooks:
             logger.info("Time of the hooks:\n%s", self.time_table())
         _raise_first(failures)
@@ -96,15 +103,15 @@ class HookList:
                 if _overrides(hook, point)
             )
 
-    def _run_all(self, point: str, skip: list[HookBase]) -> list[tuple[HookBase, Exception]]:
-        failures: list[tuple[HookBase, Exception]] = []
+    def _run_all(self, point: str) -> list[tuple[HookBase, BaseException]]:
+        failures: list[tuple[HookBase, BaseException]] = []
         for call in self.calls[point]:
-            if any(call.hook is hook for hook in skip):
+            if id(call.hook) not in self._started:
                 continue
             start = perf_counter()
             try:
                 call.method()
-            except Exception as error:
+            except BaseException as error:  # Ctrl-C in a long last evaluation too
                 failures.append((call.hook, error))
             call.seconds += perf_counter() - start
         return failures
@@ -126,14 +133,15 @@ def attach_error(first: BaseException, later: BaseException) -> None:
     text = f"After that, another error came: {type(later).__name__}: {later}"
     logger.error("%s", text, exc_info=later)
     if hasattr(first, "add_note"):  # Python 3.11
-        first.add_note(text)
+        for note in (text, *getattr(later, "__notes__", ())):
+            first.add_note(note)
 
 
 def _overrides(hook: HookBase, point: str) -> bool:
     return point in vars(hook) or getattr(type(hook), point) is not getattr(HookBase, point)
 
 
-def _raise_first(failures: list[tuple[HookBase, Exception]]) -> None:
+def _raise_first(failures: list[tuple[HookBase, BaseException]]) -> None:
     if failures:
         first = failures[0][1]
         for _, later in failures[1:]:

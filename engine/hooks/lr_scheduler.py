@@ -7,8 +7,8 @@ import torch
 from fvcore.common.param_scheduler import ParamScheduler
 from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
 
-from ..solver.lr_scheduler import LRMultiplier
-from .base import HookBase, Priority
+from engine.hooks.base import HookBase, Priority
+from engine.solver.lr_scheduler import LRMultiplier
 
 
 class LRScheduler(HookBase):
@@ -25,29 +25,33 @@ class LRScheduler(HookBase):
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: TorchLRScheduler | ParamScheduler | None = None,
     ) -> None:
-        self._optimizer = optimizer
+        self._given_optimizer = self._optimizer = optimizer
         self._scheduler = scheduler
+        self._multiplier: LRMultiplier | None = None  # follows a ParamScheduler in one run
 
     def before_train(self) -> None:
-        self._optimizer = self._optimizer or self.trainer.optimizer  # type: ignore[attr-defined]
+        self._optimizer = self._given_optimizer or self.trainer.optimizer  # type: ignore[attr-defined]
+        self._multiplier = None
         if isinstance(self.scheduler, ParamScheduler):
-            self._scheduler = LRMultiplier(
+            self._multiplier = LRMultiplier(
                 self._optimizer,
                 self.scheduler,
                 self.trainer.max_iter,
                 last_iter=self.trainer.iter - 1,
             )
         self._shown_group = self.get_best_param_group_id(self._optimizer)
+        self._step = self.scheduler.step
+        self._put = self.trainer.storage.put_scalar
 
     def after_step(self) -> None:
         lr = self._optimizer.param_groups[self._shown_group]["lr"]  # type: ignore[union-attr]
-        self.trainer.storage.put_scalar("lr", lr, smoothing_hint=False)
-        self.scheduler.step()
+        self._put("lr", lr, False)
+        self._step()
 
     @property
     def scheduler(self) -> Any:
         """The schedule: the one given, or the trainer's."""
-        return self._scheduler or self.trainer.scheduler  # type: ignore[attr-defined]
+        return self._multiplier or self._scheduler or self.trainer.scheduler  # type: ignore[attr-defined]
 
     @staticmethod
     def get_best_param_group_id(optimizer: torch.optim.Optimizer) -> int:

@@ -4,8 +4,8 @@ import logging
 
 import torch
 
-from ..utils.periods import Period
-from .base import HookBase
+from engine.hooks.base import HookBase
+from engine.utils.periods import Period
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from ..events import EventStorage
-from ..utils.endless import EndlessIterator
-from ..utils.periods import Period
-from .base import HookBase, Priority
+from engine.events import EventStorage
+from engine.hooks.base import HookBase, Priority
+from engine.utils.endless import EndlessIterator
+from engine.utils.periods import Period
 
 logger = logging.getLogger(__name__)
 

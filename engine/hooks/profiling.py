@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..parallel import comm
-from .base import HookBase
+from engine.hooks.base import HookBase
+from engine.parallel import comm
 
 if TYPE_CHECKING:
-    from ..train_loop import TrainerBase
+    from engine.train_loop import TrainerBase
 
 
 class TorchProfiler(HookBase):
@@ -54,17 +54,8 @@ class TorchProfiler(HookBase):
             self._profiler = None
 
     def _make_profiler(self) -> Any:
-        on_trace_ready = None
-        if self._save_tensorboard:
-            on_trace_ready = torch.profiler.tensorboard_trace_handler(
-                os.path.join(
-                    self._output_dir, "log", f"profiler-tensorboard-iter{self.trainer.iter}"
-                ),
-                worker_name=f"worker{comm.get_rank()}",
-            )
         return torch.profiler.profile(
             activities=self._activities,
-            on_trace_ready=on_trace_ready,
             record_shapes=True,
             profile_memory=True,
             with_stack=True,
@@ -72,9 +63,14 @@ class TorchProfiler(HookBase):
         )
 
     def _export(self, profiler: Any) -> None:
-        if not self._save_tensorboard:
+        iteration = self.trainer.iter
+        if self._save_tensorboard:
+            folder = os.path.join(self._output_dir, "log", f"profiler-tensorboard-iter{iteration}")
+            worker = f"worker{comm.get_rank()}"
+            torch.profiler.tensorboard_trace_handler(folder, worker)(profiler)
+        else:
             os.makedirs(self._output_dir, exist_ok=True)
-            file = f"profiler-trace-iter{self.trainer.iter}.json"
+            file = f"profiler-trace-iter{iteration}.json"
             profiler.export_chrome_trace(os.path.join(self._output_dir, file))
 
 

@@ -4,7 +4,7 @@ import datetime
 import logging
 from time import perf_counter
 
-from .base import HookBase, Priority
+from engine.hooks.base import HookBase, Priority
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ class IterationTimer(HookBase):
         self._warmup_iter = warmup_iter
 
     def before_train(self) -> None:
+        self._first_timed = self.trainer.start_iter + self._warmup_iter - 1
+        self._put = self.trainer.storage.put_scalar
         self._start = self._step_start = perf_counter()
         self._seconds_in_steps = 0.0
         self._timed_steps = 0
@@ -30,15 +32,13 @@ class IterationTimer(HookBase):
         self._step_start = perf_counter()
 
     def after_step(self) -> None:
-        now = perf_counter()
-        trainer = self.trainer
-        if trainer.iter - trainer.start_iter + 1 >= self._warmup_iter:
-            seconds = now - self._step_start
+        seconds = perf_counter() - self._step_start
+        if self.trainer.iter >= self._first_timed:
             self._seconds_in_steps += seconds
             self._timed_steps += 1
-            trainer.storage.put_scalar("time", seconds)
+            self._put("time", seconds)
         else:
-            self._start = now
+            self._start = perf_counter()
 
     def after_train(self) -> None:
         total = perf_counter() - self._start

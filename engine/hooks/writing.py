@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..events import EventWriter
-from ..utils.periods import Period
-from .base import HookBase, Priority
-from .hook_list import attach_error
+from engine.events import EventWriter
+from engine.hooks.base import HookBase, Priority
+from engine.hooks.hook_list import attach_error
+from engine.utils.periods import Period
 
 
 class PeriodicWriter(HookBase):
@@ -27,8 +27,12 @@ class PeriodicWriter(HookBase):
         self._was_evaluated = False
 
     def before_train(self) -> None:
-        for writer in self._writers:
-            writer.rewind(self.trainer.start_iter)
+        try:
+            for writer in self._writers:
+                writer.rewind(self.trainer.start_iter)
+        except BaseException:  # then this hook was not started, and gets no after_train
+            self._call_all("close")
+            raise
 
     def after_eval(self, results: dict[str, Any]) -> None:
         self._was_evaluated = True
@@ -45,12 +49,12 @@ class PeriodicWriter(HookBase):
         self._call_all("write", "close")
 
     def _call_all(self, *methods: str) -> None:
-        first: Exception | None = None
+        first: BaseException | None = None
         for writer in self._writers:
             for method in methods:
                 try:
                     getattr(writer, method)()
-                except Exception as error:
+                except BaseException as error:  # Ctrl-C in a write leaves no file open
                     if first is not None:
                         attach_error(first, error)
                     first = first or error

@@ -84,11 +84,15 @@ class LRMultiplier(LRScheduler):
 
     def _set_values(self) -> None:
         groups = self.optimizer.param_groups
-        for group in groups[len(self.base_lrs) :]:
-            self.base_lrs.append(float(group.setdefault("initial_lr", float(group["lr"]))))
+        if len(groups) > len(self.base_lrs):
+            for group in groups[len(self.base_lrs) :]:
+                self.base_lrs.append(float(group.setdefault("initial_lr", float(group["lr"]))))
         factor = value_at(self.multiplier, self.last_epoch / self.max_iter)
         for group, base in zip(groups, self.base_lrs, strict=True):
-            group["lr"] = _put(group["lr"], base * factor)
+            if type(group["lr"]) is float:
+                group["lr"] = base * factor
+            else:
+                group["lr"] = _put(group["lr"], base * factor)
         if self.momentum is not None:
             self._set_momenta(value_at(self.momentum, self.last_epoch / self.max_iter))
 
@@ -146,7 +150,7 @@ class WarmupParamScheduler(ParamScheduler):
 def value_at(scheduler: ParamScheduler, where: float) -> float:
     """The schedule's value at `where`, and its final value at and after the end."""
     try:
-        return scheduler(min(where, 1.0))
+        return scheduler(where if where < 1.0 else 1.0)
     except (RuntimeError, IndexError):
         # Some of fvcore's schedules refuse 1.0 and what they round up to it.
         nearly_one = 1.0 - 2 * ParamScheduler.WHERE_EPSILON

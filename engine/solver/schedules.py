@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_lr_scheduler(
-    cfg: CfgNode, optimizer: Optimizer, epoch_length: int | None = None
+    cfg: CfgNode, optimizer: Optimizer, epoch_length: float | None = None
 ) -> LRMultiplier:
     """The schedule that `SOLVER` describes, with its warm-up, and that of the momentum if any.
 
@@ -40,9 +40,9 @@ def build_lr_scheduler(
     return LRMultiplier(optimizer, lr_curve, max_iter, momentum=momentum_curve)
 
 
-def to_iterations(length: int | str, epoch_length: int | None = None) -> int:
+def to_iterations(length: int | str, epoch_length: float | None = None) -> int:
     """A length of training, 500 or "2 epoch", in iterations."""
-    if not isinstance(length, str):
+    if not isinstance(length, str) or length.strip().isdigit():
         return int(length)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:ep|epoch)s?\s*", length)
     if not found:
@@ -75,7 +75,7 @@ class _Settings:
 
     node: CfgNode
     max_iter: int
-    epoch_length: int | None
+    epoch_length: float | None
 
     def build(self, name: str) -> ParamScheduler:
         if name not in SCHEDULES:

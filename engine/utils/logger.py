@@ -11,6 +11,7 @@ from types import FrameType
 
 from tabulate import tabulate
 from termcolor import colored
+from tqdm import tqdm
 
 from engine.utils.files import PathManager
 
@@ -41,10 +42,10 @@ def setup_logger(
     logger.propagate = enable_propagation
     shown_name = name if abbrev_name is None else abbrev_name
     if configure_stdout and distributed_rank == 0:
-        _handler_to(_STDOUT, logger).setFormatter(_Formatter(name, shown_name, color))
+        _handler_to(_STDOUT, logger).setFormatter(_Formatter(name, shown_name, True, color))
     if output is not None:
         path = _log_file(os.fspath(output), distributed_rank)
-        _handler_to(path, logger).setFormatter(_Formatter(name, shown_name, color=False))
+        _handler_to(path, logger).setFormatter(_Formatter(name, shown_name, False))
     return logger
 
 
@@ -108,6 +109,11 @@ def _handler_to(destination: str, logger: logging.Logger) -> logging.Handler:
     return made
 
 
+def console_handlers(name: str = "engine") -> list[logging.Handler]:
+    """The handlers that print the lines of logger `name`."""
+    return [h for h in logging.getLogger(name).handlers if isinstance(h, _ConsoleHandler)]
+
+
 class _ConsoleHandler(logging.Handler):
     """Prints to whatever sys.stdout is at that moment, so that redirects and captures work."""
 
@@ -115,7 +121,8 @@ class _ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(self.format(record), flush=True)
+            with tqdm.external_write_mode(sys.stdout):  # a progress bar makes room for the line
+                print(self.format(record), flush=True)
         except Exception:
             self.handleError(record)
 
@@ -134,16 +141,21 @@ class _FileHandler(logging.StreamHandler):
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, name: str, shown_name: str, color: bool):
+    """`[11/16 04:31:19 engine.hooks INFO] …`; on the console an INFO line has only the time."""
+
+    def __init__(self, name: str, shown_name: str, is_console: bool, color: bool = False):
         super().__init__(datefmt="%m/%d %H:%M:%S")
-        self.name, self.shown_name, self.color = name, shown_name, color
+        self.name, self.shown_name = name, shown_name
+        self.is_console, self.color = is_console, color
 
     def format(self, record: logging.LogRecord) -> str:
         record = copy.copy(record)  # the other handlers get it as it came
         if record.name.startswith(self.name):
             record.name = (self.shown_name + record.name[len(self.name) :]).lstrip(".")
-        words = [f"[{self.formatTime(record, self.datefmt)}]", record.name, record.levelname]
-        prefix = " ".join(filter(None, words)) + ":"
+        words = [f"[{self.formatTime(record, self.datefmt)}"]
+        if not self.is_console or record.levelno > logging.INFO:
+            words += [record.name, record.levelname]
+        prefix = " ".join(filter(None, words)) + "]"
         # Asked for each line: termcolor's own check is cached, and stdout may be redirected.
         if self.color and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
             color = _COLORS.get(record.levelname, "red")

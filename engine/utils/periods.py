@@ -52,7 +52,7 @@ def _parse(spec: int | str) -> tuple[int, int, float]:
     match = _PATTERN.fullmatch(spec.strip().lower()) if isinstance(spec, str) else None
     if match:
         number, unit = match.groups()
-        unit = unit if unit in _SECONDS else unit.rstrip("s")
+        unit = unit if unit in _SECONDS else unit.removesuffix("s")
         if unit in _SECONDS:
             return 0, 0, float(number) * _SECONDS[unit]
         if unit in ("", "it", "iter", "iteration") and number.isdigit():

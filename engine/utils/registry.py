@@ -49,6 +49,15 @@ class Registry(_Registry):
         super()._do_register(name, obj)
 
 
+def find(registry: Registry, name: str) -> Any:
+    """The object that a config names: a registered name, or an import path as `locate` takes."""
+    return (
+        locate(name)
+        if name not in registry and ("." in name or ":" in name)
+        else registry.get(name)
+    )
+
+
 def locate(name: str) -> Any:
     """The object at "package.module.Class" or "package.module:Class", imported if need be.
 

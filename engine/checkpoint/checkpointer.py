@@ -1,0 +1,161 @@
+"""Checkpointer: saves and loads a model with everything that belongs to its run."""
+
+import logging
+import os
+import re
+from typing import Any
+
+import torch
+from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
+from fvcore.common.checkpoint import _IncompatibleKeys
+from tabulate import tabulate
+from torch import nn
+
+from engine.checkpoint.matching import match_by_suffix
+from engine.checkpoint.plain import as_plain
+from engine.parallel import comm
+from engine.utils.files import PathManager, atomic_write
+
+_HEURISTICS = "?matching_heuristics=True"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; says which file and why."""
+
+
+class Checkpointer(FvcoreCheckpointer):
+    """Saves `model` and the `checkpointables` by name as `save_dir/NAME.pth`, and loads them.
+
+    A file appears whole or not at all. It holds plain values, and loading never runs code. Only the
+    main process saves, unless `save_to_disk` says otherwise. A path that ends in
+    `?matching_heuristics=True` matches weights by the ends of their names.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        save_dir: str = "",
+        *,
+        save_to_disk: bool | None = None,
+        **checkpointables: Any,
+    ) -> None:
+        if save_to_disk is None:
+            save_to_disk = comm.is_main_process()
+        super().__init__(model, save_dir, save_to_disk=save_to_disk, **checkpointables)
+        self.path_manager = PathManager
+        self.logger = logging.getLogger(__name__)
+
+    def save(self, name: str, tag_as_last: bool = True, **extra: Any) -> None:
+        """Write `NAME.pth`; `tag_as_last` makes it the one that a resumed run starts from."""
+        if not self.save_dir or not self.save_to_disk:
+            return
+        state = {"model": self.model.state_dict()}
+        state |= {key: obj.state_dict() for key, obj in self.checkpointables.items()}
+        data = {key: as_plain(value, key) for key, value in (state | extra).items()}
+        path = os.path.join(self.save_dir, f"{name}.pth")
+        self.logger.info("Saving checkpoint to %s", path)
+        self.path_manager.mkdirs(self.save_dir)
+        with atomic_write(path) as file:
+            torch.save(data, file)
+        if tag_as_last:
+            self.tag_last_checkpoint(f"{name}.pth")
+
+    def load(self, path: str, checkpointables: list[str] | None = None) -> dict[str, Any]:
+        """Load the weights, and the states of all or of the named checkpointables.
+
+        Returns what else the file holds. Raises if no weight fits the model.
+        """
+        self._match_names = path.endswith(_HEURISTICS)
+        path = path.removesuffix(_HEURISTICS)
+        if path and not self.path_manager.isfile(path):
+            raise FileNotFoundError(
+                f"there is no checkpoint {path} (from the folder {os.getcwd()}); "
+                "check MODEL.WEIGHTS or the path that was given"
+            )
+        return super().load(path, checkpointables)
+
+    def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
+        """With `resume`, load the newest whole checkpoint of `save_dir` with all its states.
+
+        Without, or where there is none, only the weights at `path`; "" leaves them as they are.
+        A damaged checkpoint is named in a warning, and the one before it is used.
+        """
+        candidates = self._newest_first() if resume else []
+        for number, candidate in enumerate(candidates):
+            try:
+                loaded = self.load(candidate)
+            except CheckpointError as error:
+                if number == len(candidates) - 1:
+                    raise
+                self.logger.warning("%s; trying %s", error, candidates[number + 1])
+                continue
+            self.logger.info("Resumed from %s", candidate)
+            return loaded
+        if resume:
+            folder = os.path.abspath(self.save_dir)
+            self.logger.warning("Nothing to resume: no checkpoint in %s", folder)
+        return self.load(path, checkpointables=[])
+
+    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
+        with atomic_write(os.path.join(self.save_dir, "last_checkpoint"), "w") as file:
+            file.write(last_filename_basename)
+
+    def _newest_first(self) -> list[str]:
+        """The tagged checkpoint, then the periodic ones by iteration."""
+        if not os.path.isdir(self.save_dir):
+            return []
+        numbered = [
+            (int(match[1]), os.path.join(self.save_dir, name))
+            for name in os.listdir(self.save_dir)
+            if (match := re.fullmatch(r".*_(\d+)\.pth", name))
+        ]
+        paths = [path for _, path in sorted(numbered, reverse=True)]
+        if self.has_checkpoint():
+            paths.insert(0, self.get_checkpoint_file())
+        return list(dict.fromkeys(paths))
+
+    def _load_file(self, f: str) -> dict[str, Any]:
+        try:
+            if f.endswith(".safetensors"):
+                from safetensors.torch import load_file
+
+                return {"model": load_file(f)}
+            loaded = torch.load(f, map_location="cpu", weights_only=True)
+        except ImportError as error:
+            raise ImportError("pip install safetensors to load this file") from error
+        except Exception as error:
+            raise CheckpointError(
+                f"the checkpoint {f} cannot be loaded: it is damaged, or holds more than plain "
+                f"values ({type(error).__name__}: {str(error).splitlines()[0]})"
+            ) from error
+        return loaded if "model" in loaded else {"model": loaded}
+
+    def _load_model(self, checkpoint: dict[str, Any]) -> _IncompatibleKeys:
+        names = list(self.model.state_dict())
+        if self._match_names:
+            saved = checkpoint["model"]
+            matches = match_by_suffix(list(saved), names)
+            checkpoint["model"] = {matches.get(name, name): v for name, v in saved.items()}
+        result = super()._load_model(checkpoint)
+        unfit = {*result.missing_keys, *(name for name, *_ in result.incorrect_shapes)}
+        if names and unfit >= set(names):
+            raise CheckpointError(
+                "no weight of the checkpoint fits the model: it is of another architecture\n"
+                + _mismatch_table(result)
+            )
+        return result
+
+    def _log_incompatible_keys(self, incompatible: _IncompatibleKeys) -> None:
+        if any(incompatible):
+            self.logger.warning("Weights that do not fit:\n%s", _mismatch_table(incompatible))
+
+
+def _mismatch_table(result: _IncompatibleKeys, most: int = 40) -> str:
+    rows = [(name, "in the model only", "") for name in result.missing_keys]
+    rows += [(name, "in the checkpoint only", "") for name in result.unexpected_keys]
+    rows += [
+        (name, "other shape", f"{saved} in the checkpoint, {wanted} in the model")
+        for name, saved, wanted in result.incorrect_shapes
+    ]
+    more = f"\n… and {len(rows) - most} more" if len(rows) > most else ""
+    return tabulate(rows[:most], headers=("weight", "mismatch", "shapes")) + more

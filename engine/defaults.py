@@ -1,0 +1,361 @@
+"""DefaultTrainer: from a config to a trained, evaluated, saved model."""
+
+import json
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine import hooks
+from engine.checkpoint import Checkpointer
+from engine.config import CfgNode, track_reads, unread_keys
+from engine.data import MetadataCatalog
+from engine.data.from_config import test_loader_from_config, train_loader_from_config
+from engine.evaluation import (
+    ClassificationEvaluator,
+    DatasetEvaluator,
+    LanguageModelEvaluator,
+    inference_on_dataset,
+    print_csv_format,
+    results_table,
+    verify_results,
+)
+from engine.events import EventWriter
+from engine.modeling import build_model
+from engine.parallel import comm
+from engine.parallel.ddp import create_ddp_model
+from engine.predictor import DefaultPredictor
+from engine.solver import (
+    build_gradient_clipper,
+    build_lr_scheduler,
+    build_optimizer,
+    param_group_table,
+)
+from engine.solver.scaling import lengths_in_iterations, scale_to_processes
+from engine.startup import default_argument_parser, default_setup, default_writers
+from engine.train_loop import AMPTrainer, SimpleTrainer, TrainerBase
+from engine.utils.files import atomic_write
+from engine.utils.logger import setup_logger
+from engine.utils.registry import Registry, find
+
+__all__ = [
+    "HOOK_REGISTRY",
+    "DefaultPredictor",
+    "DefaultTrainer",
+    "create_ddp_model",
+    "default_argument_parser",
+    "default_setup",
+    "default_writers",
+]
+
+logger = logging.getLogger(__name__)
+
+HOOK_REGISTRY = Registry("HOOK")
+"""Hooks that a config names in HOOKS, beside those of `engine.hooks`."""
+for _name in hooks.__all__:
+    if isinstance(getattr(hooks, _name), type) and issubclass(
+        getattr(hooks, _name), hooks.HookBase
+    ):
+        HOOK_REGISTRY.register(getattr(hooks, _name))
+
+
+class DefaultTrainer(TrainerBase):
+    """Builds everything from a config; each piece is a class method that a subclass may override::
+
+        class Trainer(DefaultTrainer):
+            @classmethod
+            def build_evaluator(cls, cfg, dataset_name):
+                return MyEvaluator(dataset_name)
+
+        trainer = Trainer(cfg)
+        trainer.resume_or_load(resume=args.resume)
+        trainer.train()
+
+    It owns a SimpleTrainer or AMPTrainer that does the step. For something that does not fit, take
+    a SimpleTrainer and put it together yourself: `tools/lazyconfig_train_net.py` shows how.
+    """
+
+    def __init__(self, cfg: CfgNode) -> None:
+        super().__init__()
+        if not logging.getLogger("engine").isEnabledFor(logging.INFO):
+            setup_logger()  # default_setup was not called
+        track_reads(cfg)
+        cfg = self.auto_scale_workers(cfg, comm.get_world_size())
+        model = self.build_model(cfg)
+        optimizer = self.build_optimizer(cfg, model)
+        data_loader = self.build_train_loader(cfg)
+        model = create_ddp_model(model, **{k.lower(): v for k, v in cfg.PARALLEL.DDP.items()})
+        options = {
+            "accumulate": cfg.SOLVER.ACCUMULATE,
+            "clip_gradients": build_gradient_clipper(cfg),
+            "nonfinite": cfg.SOLVER.NONFINITE,
+        }
+        if cfg.SOLVER.AMP.ENABLED:
+            options["precision"] = getattr(torch, cfg.SOLVER.AMP.PRECISION)
+            self._trainer: SimpleTrainer = AMPTrainer(model, data_loader, optimizer, **options)
+        else:
+            self._trainer = SimpleTrainer(model, data_loader, optimizer, **options)
+        self.cfg = lengths_in_iterations(cfg, self._trainer.epoch_length)
+        self.max_iter = self.cfg.SOLVER.MAX_ITER
+        self.scheduler = self.build_lr_scheduler(self.cfg, optimizer)
+        self.checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
+        self.last_eval_results: dict[str, Any] = {}
+        self.register_hooks(self.build_hooks())
+
+    # --- running ----------------------------------------------------------------------------
+
+    def resume_or_load(self, resume: bool = True) -> None:
+        """Go on from the last checkpoint in OUTPUT_DIR; without `resume`, or where there is none,
+        start from the weights MODEL.WEIGHTS, if any."""
+        resume = resume or self.cfg.CHECKPOINT.AUTO_RESUME
+        self.checkpointer.resume_or_load(self.cfg.MODEL.WEIGHTS, resume=resume)
+
+    def train(self) -> dict[str, Any]:  # type: ignore[override]
+        """Train to the end; returns the results of the last evaluation.
+
+        Ends the process with 1 if they are not those of TEST.EXPECTED_RESULTS.
+        """
+        super().train(self.start_iter, self.max_iter)
+        if self.cfg.TEST.EXPECTED_RESULTS:
+            verify_results(self.cfg, self.last_eval_results)
+        return self.last_eval_results
+
+    def before_train(self) -> None:
+        self._trainer.start_data_at(self.start_iter)
+        super().before_train()
+        self._list_unread_keys()
+
+    def run_step(self) -> None:
+        self._trainer.iter = self.iter
+        self._trainer.run_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "_trainer": self._trainer.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._trainer.load_state_dict(state_dict["_trainer"])
+        self.start_iter = self.iter + 1
+
+    # --- hooks and writers ------------------------------------------------------------------
+
+    def build_hooks(self) -> list[hooks.HookBase | None]:
+        """The default hooks that are switched on, then those of HOOKS. Priorities order them:
+
+        the step is timed first; averages and statistics change the weights that an evaluation
+        sees; writers come after all that is measured, and checkpoints last, so that they hold
+        what the other hooks did in their step.
+        """
+        cfg = self.cfg
+        on = {name: node.ENABLED for name, node in cfg.DEFAULT_HOOKS.items()}
+        is_main = comm.is_main_process()
+        keep = cfg.CHECKPOINT.KEEP_LAST or None
+        return [
+            hooks.IterationTimer() if on["IterationTimer"] else None,
+            hooks.LRScheduler() if on["LRScheduler"] else None,
+            self._build_ema_hook(),
+            self._build_precise_bn_hook(),
+            hooks.EvalHook(cfg.TEST.EVAL_PERIOD, self._evaluate) if on["EvalHook"] else None,
+            self._build_best_checkpointer(),
+            self._build_early_stopping(),
+            hooks.PeriodicWriter(self.build_writers(), cfg.LOG_PERIOD)
+            if on["PeriodicWriter"] and is_main
+            else None,
+            hooks.PeriodicCheckpointer(
+                self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=keep
+            )
+            if on["PeriodicCheckpointer"]
+            else None,
+            *map(_build_hook, cfg.HOOKS),
+        ]
+
+    def build_writers(self) -> list[EventWriter]:
+        """The console, metrics.json and TensorBoard."""
+        return default_writers(self.cfg.OUTPUT_DIR, self.max_iter)
+
+    # --- what subclasses override -----------------------------------------------------------
+
+    @classmethod
+    def build_model(cls, cfg: CfgNode) -> nn.Module:
+        """The model MODEL.META_ARCHITECTURE on its device."""
+        model = build_model(cfg)
+        logger.info("Model:\n%s", model)
+        return model
+
+    @classmethod
+    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer that SOLVER describes."""
+        optimizer = build_optimizer(cfg, model)
+        logger.info("Parameter groups:\n%s", param_group_table(optimizer, model))
+        return optimizer
+
+    @classmethod
+    def build_lr_scheduler(cls, cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Any:
+        """The schedule that SOLVER describes; all its lengths are in iterations here."""
+        return build_lr_scheduler(cfg, optimizer)
+
+    @classmethod
+    def build_train_loader(cls, cfg: CfgNode) -> Iterable[Any]:
+        """The batches of DATASETS.TRAIN, endlessly."""
+        return train_loader_from_config(cfg)
+
+    @classmethod
+    def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Iterable[Any]:
+        """The batches of one test set or group of test sets, once."""
+        return test_loader_from_config(cfg, dataset_name)
+
+    @classmethod
+    def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
+        """The evaluator for the `evaluator_type` that the data set's metadata names."""
+        members = cfg.DATASETS.TEST_GROUPS.get(dataset_name, [dataset_name])
+        kind = MetadataCatalog.get(members[0]).get("evaluator_type")
+        predictions = None
+        if cfg.TEST.SAVE_PREDICTIONS:
+            predictions = os.path.join(cfg.OUTPUT_DIR, "predictions", f"{dataset_name}.pt")
+        if kind == "classification":
+            return ClassificationEvaluator(save_predictions=predictions)
+        if kind == "language_model":
+            return LanguageModelEvaluator()
+        raise NotImplementedError(
+            f"no evaluator is known for the data set {dataset_name!r}: override build_evaluator in "
+            "your trainer, or set evaluator_type in its metadata to classification or "
+            "language_model"
+        )
+
+    @classmethod
+    def test(
+        cls,
+        cfg: CfgNode,
+        model: nn.Module,
+        evaluators: DatasetEvaluator | list[DatasetEvaluator] | None = None,
+    ) -> dict[str, Any]:
+        """Evaluate on each of DATASETS.TEST and DATASETS.TEST_GROUPS.
+
+        Returns the results by data set, or those of the only one. They are also logged as a table
+        and written to `results.json`.
+        """
+        names = [*cfg.DATASETS.TEST, *cfg.DATASETS.TEST_GROUPS]
+        given = [evaluators] if isinstance(evaluators, DatasetEvaluator) else evaluators
+        if given is not None and len(given) != len(names):
+            raise ValueError(f"{len(given)} evaluators for {len(names)} test sets: {names}")
+        results: dict[str, Any] = {}
+        for number, name in enumerate(names):
+            try:
+                evaluator = given[number] if given else cls.build_evaluator(cfg, name)
+            except NotImplementedError as error:
+                logger.warning("%s is not evaluated: %s", name, error)
+                results[name] = {}
+                continue
+            results[name] = inference_on_dataset(model, cls.build_test_loader(cfg, name), evaluator)
+        if comm.is_main_process() and any(results.values()):
+            print_csv_format(results)
+            logger.info("Results:\n%s", results_table(results))
+            if cfg.OUTPUT_DIR:
+                os.makedirs(cfg.OUTPUT_DIR, exist_ok=True)
+                with atomic_write(os.path.join(cfg.OUTPUT_DIR, "results.json"), "w") as file:
+                    json.dump(results, file, indent=2)
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    @classmethod
+    def load_weights(cls, cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
+        """Load what an evaluation needs: the weights of MODEL.WEIGHTS, or with `resume` of the last
+        checkpoint; their average where EMA is on."""
+        loaded = Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(
+            cfg.MODEL.WEIGHTS, resume=resume
+        )
+        hook_states = loaded.get("trainer", {}).get("hooks", {})
+        if cfg.EMA.ENABLED and "EMAHook" in hook_states:
+            model.load_state_dict(hook_states["EMAHook"]["average"], strict=False)
+            logger.info("The averaged weights are used (EMA.ENABLED)")
+
+    @staticmethod
+    def auto_scale_workers(cfg: CfgNode, num_workers: int) -> CfgNode:
+        """The config for `num_workers` processes, where it was written for another number.
+
+        With SOLVER.REFERENCE_WORLD_SIZE set, batch size and learning rate grow with the number of
+        processes, and numbers of iterations shrink, so that the same samples are seen.
+        """
+        return scale_to_processes(cfg, num_workers)
+
+    # --- the inner trainer's parts ----------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, wrapped where there are several processes."""
+        return self._trainer.model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        self._trainer.model = model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._trainer.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._trainer.optimizer = optimizer
+
+    @property
+    def data_loader(self) -> Iterable[Any]:
+        """The source of batches; setting it starts the new one at the next step."""
+        return self._trainer.data_loader
+
+    @data_loader.setter
+    def data_loader(self, data_loader: Iterable[Any]) -> None:
+        self._trainer.data_loader = data_loader
+
+    def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
+        """Drop the data loader, then take the one that the function builds."""
+        self._trainer.reset_data_loader(data_loader_builder)
+
+    def _list_unread_keys(self) -> None:
+        will_be_read = ("TEST.", "DATASETS.TEST") if self.cfg.DEFAULT_HOOKS.EvalHook.ENABLED else ()
+        unread = [key for key in unread_keys(self.cfg) if not key.startswith(will_be_read)]
+        if unread:
+            logger.warning("Settings that nothing has read so far: %s", ", ".join(unread))
+
+    def _evaluate(self) -> dict[str, Any]:
+        self.last_eval_results = self.test(self.cfg, self.model)
+        return self.last_eval_results
+
+    def _build_ema_hook(self) -> hooks.HookBase | None:
+        ema = self.cfg.EMA
+        return hooks.EMAHook(ema.DECAY, ema.START, ema.PERIOD, ema.BUFFERS) if ema.ENABLED else None
+
+    def _build_precise_bn_hook(self) -> hooks.HookBase | None:
+        precise_bn = self.cfg.TEST.PRECISE_BN
+        if not precise_bn.ENABLED:
+            return None
+        loader = self.build_train_loader(self.cfg)
+        return hooks.PreciseBN(self.cfg.TEST.EVAL_PERIOD, self.model, loader, precise_bn.NUM_ITER)
+
+    def _build_best_checkpointer(self) -> hooks.HookBase | None:
+        cfg = self.cfg
+        if not cfg.CHECKPOINT.BEST_METRIC:
+            return None
+        return hooks.BestCheckpointer(
+            cfg.TEST.EVAL_PERIOD, self.checkpointer, cfg.CHECKPOINT.BEST_METRIC
+        )
+
+    def _build_early_stopping(self) -> hooks.HookBase | None:
+        stopping = self.cfg.EARLY_STOPPING
+        if not stopping.METRIC:
+            return None
+        return hooks.EarlyStopping(stopping.METRIC, stopping.PATIENCE, min_delta=stopping.MIN_DELTA)
+
+
+def _build_hook(settings: dict[str, Any]) -> hooks.HookBase:
+    """A hook from an entry of HOOKS: {NAME: EMAHook, START: 500, PRIORITY: NORMAL}."""
+    arguments = {key.lower(): value for key, value in settings.items()}
+    if "name" not in arguments:
+        raise ValueError(f"an entry of HOOKS needs a NAME, got {settings}")
+    priority = arguments.pop("priority", None)
+    hook = find(HOOK_REGISTRY, arguments.pop("name"))(**arguments)
+    if priority is not None:
+        hook.priority = hooks.Priority.parse(priority)
+    return hook

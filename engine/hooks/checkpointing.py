@@ -1,0 +1,182 @@
+"""PeriodicCheckpointer, BestCheckpointer, SafetensorsHook: what is saved, and when."""
+
+import logging
+import os
+import re
+from typing import Any, Literal
+
+from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
+
+from engine.checkpoint import Checkpointer
+from engine.hooks.base import HookBase, Priority
+from engine.hooks.best import Best
+from engine.utils.files import atomic_write
+from engine.utils.periods import Period
+
+logger = logging.getLogger(__name__)
+
+
+class PeriodicCheckpointer(HookBase):
+    """Saves `PREFIX_0000499.pth` every `period`, and `PREFIX_final.pth` when the run is complete.
+
+    A run that was stopped is saved under its last iteration; one that failed is not. With
+    `max_to_keep`, older ones of this prefix are deleted once a newer one is safe. In a loop of
+    your own call `step(iteration)`.
+    """
+
+    priority = Priority.LOWEST  # a checkpoint then holds what all other hooks did in its step
+
+    def __init__(
+        self,
+        checkpointer: FvcoreCheckpointer,
+        period: int | str,
+        max_iter: int | None = None,
+        max_to_keep: int | None = None,
+        file_prefix: str = "model",
+    ) -> None:
+        if max_to_keep is not None and max_to_keep < 1:
+            raise ValueError(f"max_to_keep must be at least 1, or None for all; got {max_to_keep}")
+        self.checkpointer = checkpointer
+        self.period = Period(period)
+        self.max_iter = max_iter
+        self.max_to_keep = max_to_keep
+        self.file_prefix = file_prefix
+
+    def after_step(self) -> None:
+        if self.period.is_due(self.trainer):
+            self._save_numbered(self.trainer.iter)
+
+    def after_train(self) -> None:
+        if self.trainer.failed:
+            return
+        if self.trainer.iter >= self.trainer.max_iter:
+            self.save(f"{self.file_prefix}_final", iteration=self.trainer.iter - 1)
+        else:
+            self._save_numbered(self.trainer.iter - 1)
+
+    def step(self, iteration: int, **extra: Any) -> None:
+        """Save what is due at the end of an iteration; in a trainer the hook does this."""
+        if self.period.is_due(_Iteration(iteration)):
+            self._save_numbered(iteration, **extra)
+        if self.max_iter is not None and iteration >= self.max_iter - 1:
+            self.save(f"{self.file_prefix}_final", iteration=iteration, **extra)
+
+    def save(self, name: str, **extra: Any) -> None:
+        """Save now, under this name."""
+        self.checkpointer.save(name, **extra)
+
+    def _save_numbered(self, iteration: int, **extra: Any) -> None:
+        self.save(f"{self.file_prefix}_{iteration:07d}", iteration=iteration, **extra)
+        if self.max_to_keep is not None and self.checkpointer.save_to_disk:
+            self._delete_old(keep=self.max_to_keep)
+
+    def _delete_old(self, keep: int) -> None:
+        folder = self.checkpointer.save_dir
+        pattern = re.compile(re.escape(self.file_prefix) + r"_(\d{7,})\.pth")
+        numbered = {
+            int(match[1]): name for name in os.listdir(folder) if (match := pattern.fullmatch(name))
+        }
+        for iteration in sorted(numbered)[:-keep]:
+            os.remove(os.path.join(folder, numbered[iteration]))
+
+
+class _Iteration:
+    """The clock of a loop without a trainer."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iter = iteration
+
+    def epoch_of(self, iteration: int) -> int | None:
+        return None
+
+
+class BestCheckpointer(HookBase):
+    """Saves `model_best.pth` when a metric that an evaluation stored is better than ever before.
+
+    `val_metric` is its name, with `mode` "max" or "min"; or "+name" (higher is better) or "-name".
+    NaN and infinity are never best. The best value survives a resume.
+    """
+
+    priority = Priority.LOW + 10  # after the evaluation, before the writers
+
+    def __init__(
+        self,
+        eval_period: int | str,
+        checkpointer: FvcoreCheckpointer,
+        val_metric: str,
+        mode: Literal["max", "min"] | None = None,
+        file_prefix: str = "model_best",
+    ) -> None:
+        self._period = Period(eval_period)
+        self._checkpointer = checkpointer
+        self._best = Best(val_metric, mode)
+        self._file_prefix = file_prefix
+
+    @property
+    def best_metric(self) -> float | None:
+        """The best value so far."""
+        return self._best.value
+
+    @property
+    def best_iter(self) -> int | None:
+        """The iteration that gave it."""
+        return self._best.iteration
+
+    def after_step(self) -> None:
+        is_last = self.trainer.iter == self.trainer.max_iter - 1
+        if self._period.is_due(self.trainer) and not is_last:
+            self._save_if_best()
+
+    def after_train(self) -> None:
+        if not self.trainer.failed:
+            self._save_if_best()
+
+    def _save_if_best(self) -> None:
+        latest = {name: value for name, (value, _) in self.trainer.storage.latest().items()}
+        if not self._best.update(latest, self.trainer.iter):
+            return
+        logger.info(
+            "Best %s so far: %.5f at iteration %d",
+            self._best.metric,
+            self._best.value,
+            self._best.iteration,
+        )
+        # A run is not resumed from its best weights: that would train what came after them again.
+        options = {"tag_as_last": False} if isinstance(self._checkpointer, Checkpointer) else {}
+        self._checkpointer.save(self._file_prefix, iteration=self.trainer.iter, **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._best.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._best.load_state_dict(state_dict)
+
+
+class SafetensorsHook(HookBase):
+    """Saves the weights alone as `PREFIX_0000499.safetensors` every `period` and at the end."""
+
+    priority = Priority.LOWEST
+
+    def __init__(self, output_dir: str, period: int | str = 5000, prefix: str = "model") -> None:
+        self._output_dir = os.fspath(output_dir)
+        self._period = Period(period)
+        self._prefix = prefix
+
+    def after_step(self) -> None:
+        if self._period.is_due(self.trainer):
+            self._save(f"{self._prefix}_{self.trainer.iter:07d}")
+
+    def after_train(self) -> None:
+        if not self.trainer.failed:
+            self._save(f"{self._prefix}_final")
+
+    def _save(self, name: str) -> None:
+        try:
+            from safetensors.torch import save
+        except ImportError as error:
+            raise ImportError("pip install 'train-engine[export]' for SafetensorsHook") from error
+        model = self.trainer.model  # type: ignore[attr-defined]
+        model = getattr(model, "module", model)
+        os.makedirs(self._output_dir, exist_ok=True)
+        with atomic_write(os.path.join(self._output_dir, f"{name}.safetensors")) as file:
+            file.write(save({k: v.contiguous() for k, v in model.state_dict().items()}))

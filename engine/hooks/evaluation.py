@@ -1,0 +1,58 @@
+"""EvalHook: evaluates while training."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.evaluation import flatten_results_dict
+from engine.hooks.base import HookBase, Priority
+from engine.parallel import comm
+from engine.utils.periods import Period
+
+
+class EvalHook(HookBase):
+    """Calls `eval_function` every `eval_period` and after training, and stores its results.
+
+    The function returns a nested dict of numbers, or None. The results are stored unsmoothed under
+    names joined by "/". The evaluation of the last step is the one after training; a run that
+    failed has none. With a period of 0 there is only that one.
+    """
+
+    priority = Priority.LOW  # after all that changes the weights, before what uses the results
+
+    def __init__(
+        self,
+        eval_period: int | str,
+        eval_function: Callable[[], Mapping[str, Any] | None],
+        eval_after_train: bool = True,
+    ) -> None:
+        self._period = Period(eval_period)
+        self._func = eval_function
+        self._eval_after_train = eval_after_train
+
+    def after_step(self) -> None:
+        is_last = self.trainer.iter == self.trainer.max_iter - 1
+        if self._period.is_due(self.trainer) and not is_last:
+            self._do_eval()
+
+    def after_train(self) -> None:
+        if self._eval_after_train and not self.trainer.failed:
+            self._do_eval()
+
+    def _do_eval(self) -> None:
+        trainer, storage = self.trainer, self.trainer.storage
+        trainer.before_eval()
+        try:
+            with storage.listening(
+                before_eval_step=trainer.before_eval_step, after_eval_step=trainer.after_eval_step
+            ):
+                results = self._func() or {}
+        except BaseException:
+            trainer.after_eval({})  # what hooks did for the evaluation is undone before any save
+            raise
+        if not isinstance(results, Mapping):
+            raise TypeError(f"an eval function must return a dict or None, got {results!r:.200}")
+        flat = flatten_results_dict(results)
+        for name, value in flat.items():
+            storage.put_scalar(name, value, smoothing_hint=False)
+        trainer.after_eval(flat)
+        comm.synchronize()  # one rank may have evaluated longer than the others

@@ -1,0 +1,25 @@
+"""RefreshDataLoader: a new loader while training, for data that changes."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from engine.hooks.base import HookBase, Priority
+from engine.utils.periods import Period
+
+
+class RefreshDataLoader(HookBase):
+    """Replaces the trainer's data loader every `period` by a new one that `builder` makes.
+
+    For a data set that training itself changes, such as by mining hard examples.
+    """
+
+    priority = Priority.VERY_LOW  # after hooks and evaluations that change the data
+
+    def __init__(self, period: int | str, builder: Callable[[], Iterable[Any]]) -> None:
+        self._period = Period(period)
+        self._builder = builder
+
+    def after_step(self) -> None:
+        is_last = self.trainer.iter == self.trainer.max_iter - 1
+        if self._period.is_due(self.trainer) and not is_last:
+            self.trainer.reset_data_loader(self._builder)  # type: ignore[attr-defined]

@@ -1,0 +1,31 @@
+"""SyncBuffersHook: the same buffers on all ranks."""
+
+import torch
+
+from engine.hooks.base import HookBase, Priority
+from engine.parallel import comm
+from engine.utils.periods import Period
+
+
+class SyncBuffersHook(HookBase):
+    """Replaces the floating-point buffers (statistics of batch norm) by their mean over the ranks.
+
+    Give the period in iterations or epochs: the clocks of the ranks differ.
+    """
+
+    priority = Priority.HIGH  # before averages, evaluations and checkpoints use the buffers
+
+    def __init__(self, period: int | str = "1 epoch") -> None:
+        self._period = Period(period)
+
+    def after_step(self) -> None:
+        if comm.get_world_size() > 1 and self._period.is_due(self.trainer):
+            self.synchronize()
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Take the mean now; all ranks must call it."""
+        model = self.trainer.model  # type: ignore[attr-defined]
+        buffers = {n: buffer for n, buffer in model.named_buffers() if buffer.is_floating_point()}
+        for name, mean in comm.reduce_dict(buffers).items():
+            buffers[name].copy_(mean)

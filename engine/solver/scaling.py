@@ -1,0 +1,70 @@
+"""Numbers of a config that depend on the number of processes or on the length of an epoch."""
+
+import logging
+
+from engine.config import CfgNode
+from engine.solver.schedules import to_iterations
+
+logger = logging.getLogger(__name__)
+
+
+def scale_to_processes(cfg: CfgNode, processes: int) -> CfgNode:
+    """The config for so many processes, where SOLVER.REFERENCE_WORLD_SIZE says another number.
+
+    Batch size and learning rate grow with the number of processes, and numbers of iterations
+    shrink, so that the same samples are seen.
+    """
+    reference = cfg.SOLVER.REFERENCE_WORLD_SIZE
+    if reference in (0, processes):
+        return cfg
+    scale = processes / reference
+    scaled = cfg.clone()
+    scaled.defrost()
+    solver = scaled.SOLVER
+    solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
+    solver.BASE_LR = solver.BASE_LR * scale
+    for node, key in (
+        (solver, "MAX_ITER"),
+        (solver, "WARMUP_ITERS"),
+        (solver, "CHECKPOINT_PERIOD"),
+        (scaled.TEST, "EVAL_PERIOD"),
+    ):
+        setattr(node, key, _divided(node[key], scale))
+    solver.STEPS = tuple(_divided(step, scale) for step in solver.STEPS)
+    solver.REFERENCE_WORLD_SIZE = processes
+    if cfg.is_frozen():
+        scaled.freeze()
+    logger.info(
+        "Scaled from %d to %d processes: batch size %d, learning rate %g, length %s",
+        reference,
+        processes,
+        solver.IMS_PER_BATCH,
+        solver.BASE_LR,
+        solver.MAX_ITER,
+    )
+    return scaled
+
+
+def lengths_in_iterations(cfg: CfgNode, epoch_length: float | None) -> CfgNode:
+    """The config with lengths of training such as "2 epoch" turned into iterations."""
+    result = cfg.clone()
+    result.defrost()
+    solver, momentum = result.SOLVER, result.SOLVER.MOMENTUM_SCHEDULE
+    for node, key in (
+        (solver, "MAX_ITER"),
+        (solver, "WARMUP_ITERS"),
+        (momentum, "WARMUP_ITERS"),
+        (result.EMA, "START"),
+    ):
+        setattr(node, key, to_iterations(dict.__getitem__(node, key), epoch_length))
+    for node in (solver, momentum):
+        steps = dict.__getitem__(node, "STEPS")
+        node.STEPS = tuple(to_iterations(step, epoch_length) for step in steps)
+    if cfg.is_frozen():
+        result.freeze()
+    return result
+
+
+def _divided(length: int | str, scale: float) -> int | str:
+    # Epochs and minutes stay what they are.
+    return round(length / scale) if isinstance(length, int) else length

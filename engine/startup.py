@@ -1,0 +1,144 @@
+"""What a training script does before it trains: command line, folders, logs, seeds."""
+
+import argparse
+import json
+import logging
+import os
+import shlex
+import sys
+import time
+from typing import Any
+
+import torch
+
+from engine.config import CfgNode, track_reads
+from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+from engine.parallel import comm
+from engine.utils.environment import collect_env_info, git_state, seed_all_rng
+from engine.utils.files import PathManager, atomic_write
+from engine.utils.logger import setup_logger
+
+logger = logging.getLogger(__name__)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Takes flags also after overrides: `… OUTPUT_DIR out --resume`."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return self.parse_intermixed_args(args, namespace)
+
+
+def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
+    """A parser with the flags that every training script has."""
+    script = os.path.basename(sys.argv[0])
+    parser = _Parser(
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=epilog
+        or f"""examples:
+  {script} --config-file cfg.yaml
+  {script} --config-file cfg.yaml --num-gpus 8 SOLVER.BASE_LR 0.01 OUTPUT_DIR out
+  {script} --config-file cfg.yaml --eval-only MODEL.WEIGHTS=out/model_final.pth""",
+    )
+    parser.add_argument("--config-file", default="", metavar="FILE", help="a YAML config")
+    parser.add_argument("--resume", action="store_true", help="go on from OUTPUT_DIR's checkpoint")
+    parser.add_argument("--eval-only", action="store_true", help="evaluate, do not train")
+    parser.add_argument("--num-gpus", type=int, default=1, help="processes on this machine")
+    parser.add_argument("--num-machines", type=int, default=1, help="machines in all")
+    parser.add_argument("--machine-rank", type=int, default=0, help="number of this machine")
+    parser.add_argument(
+        "--dist-url", default="auto", help="host:port of machine 0; auto on one machine"
+    )
+    parser.add_argument(
+        "opts",
+        nargs="*",
+        default=[],
+        metavar="KEY VALUE | KEY=VALUE",
+        help="overrides of the config; write KEY=-VALUE for a value that begins with a dash",
+    )
+    return parser
+
+
+def default_setup(cfg: Any, args: Any) -> None:
+    """Make the output folder, set up logs, write down what is run, seed everything.
+
+    Takes a CfgNode, or a LazyConfig with a `train` section. `args` may be any object.
+    """
+    if isinstance(cfg, CfgNode):
+        track_reads(cfg)
+    output_dir = _get(cfg, "OUTPUT_DIR", "output_dir", "")
+    rank = comm.get_rank()
+    if comm.is_main_process() and output_dir:
+        _make_writable(output_dir)
+    comm.synchronize()
+    for name in ("fvcore", "engine"):
+        setup_logger(output_dir or None, rank, name=name)
+    threads = _get(cfg, "THREADS", "threads", 0)
+    if threads:
+        torch.set_num_threads(threads)
+    logger.info("Rank %d of %d", rank, comm.get_world_size())
+    logger.info("Environment:\n%s", collect_env_info())
+    logger.info("Command line: %s", shlex.join(sys.argv))
+    if getattr(args, "config_file", ""):
+        with PathManager.open(args.config_file) as file:
+            logger.info("Contents of %s:\n%s", args.config_file, file.read())
+    if comm.is_main_process() and output_dir:
+        _write_down(cfg, output_dir)
+    seed = _get(cfg, "SEED", "seed", -1)
+    seed_all_rng(None if seed < 0 else seed + rank)
+    if not getattr(args, "eval_only", False):
+        torch.backends.cudnn.benchmark = _get(cfg, "CUDNN_BENCHMARK", "cudnn_benchmark", False)
+    if precision := _get(cfg, "FLOAT32_PRECISION", "float32_precision", ""):
+        torch.set_float32_matmul_precision(precision)
+
+
+def default_writers(output_dir: str, max_iter: int | None = None) -> list[EventWriter]:
+    """The console, `metrics.json` and TensorBoard."""
+    PathManager.mkdirs(output_dir)
+    return [
+        CommonMetricPrinter(max_iter),
+        JSONWriter(os.path.join(output_dir, "metrics.json")),
+        TensorboardXWriter(output_dir),
+    ]
+
+
+def _get(cfg: Any, key: str, lazy_key: str, default: Any) -> Any:
+    if isinstance(cfg, CfgNode):
+        return cfg.get(key, default)
+    return cfg.get("train", {}).get(lazy_key, default)
+
+
+def _make_writable(folder: str) -> None:
+    try:
+        PathManager.mkdirs(folder)
+        probe = os.path.join(folder, f".probe-{os.getpid()}")
+        with PathManager.open(probe, "w"):
+            pass
+        PathManager.rm(probe)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"OUTPUT_DIR cannot be written to ({error.strerror}); name another", folder
+        ) from error
+
+
+def _write_down(cfg: Any, output_dir: str) -> None:
+    """The full config, the environment, the command line and the state of the code."""
+    if isinstance(cfg, CfgNode):
+        _write(os.path.join(output_dir, "config.yaml"), cfg.dump())
+    else:
+        from engine.config import LazyConfig
+
+        LazyConfig.save(cfg, os.path.join(output_dir, "config.yaml"))
+    _write(os.path.join(output_dir, "environment.txt"), collect_env_info())
+    with open(os.path.join(output_dir, "command.txt"), "a", encoding="utf-8") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n")
+    folder = os.path.join(output_dir, f"code_{time.strftime('%Y%m%d_%H%M%S')}")
+    os.makedirs(folder, exist_ok=True)
+    state = git_state()
+    _write(os.path.join(folder, "changes.diff"), state.pop("diff", ""))
+    _write(os.path.join(folder, "git.json"), json.dumps(state, indent=2))
+    logger.info("Config, environment, command line and code state are in %s", output_dir)
+
+
+def _write(path: str, text: str) -> None:
+    with atomic_write(path, "w") as file:
+        file.write(text)

@@ -1,0 +1,178 @@
+import io
+import math
+import tracemalloc
+from itertools import takewhile
+
+import numpy as np
+import pytest
+import torch
+from fvcore.common.history_buffer import HistoryBuffer as FvcoreHistoryBuffer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.events import HistoryBuffer
+
+VALUES = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf])
+ITERATIONS = st.none() | st.integers(0, 60)  # often equal, often out of order
+PUTS = st.lists(st.tuples(VALUES, ITERATIONS), min_size=1, max_size=120)
+LENGTHS = st.integers(1, 60)
+
+
+def filled(values, max_length=1000) -> HistoryBuffer:
+    buffer = HistoryBuffer(max_length)
+    for iteration, value in enumerate(values):
+        buffer.update(value, iteration)
+    return buffer
+
+
+def same(ours: float, expected: float) -> bool:
+    return ours == pytest.approx(expected, rel=1e-9, abs=1e-6, nan_ok=True)
+
+
+def median(values) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.median(values))
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, PUTS, st.integers(1, 100))
+def test_it_agrees_with_a_plain_list_after_every_update(max_length, puts, window):
+    buffer, everything = HistoryBuffer(max_length), []
+    for count, (value, iteration) in enumerate(puts):
+        buffer.update(value, iteration)
+        everything.append((value, count if iteration is None else iteration))
+        kept = [value for value, _ in everything[-max_length:]]
+        assert str(buffer.latest()) == str(value)
+        assert buffer.latest_iteration == everything[-1][1]
+        assert buffer.count == count + 1
+        assert str(buffer.values()) == str(everything[-max_length:])
+        assert same(buffer.median(window), median(kept[-window:]))
+        assert same(buffer.avg(window), sum(kept[-window:]) / len(kept[-window:]))
+    assert same(buffer.global_avg(), sum(value for value, _ in everything) / len(everything))
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, PUTS, st.lists(st.integers(0, 119), max_size=5))
+def test_the_average_of_all_does_not_depend_on_when_it_is_asked_for(max_length, puts, asked_at):
+    asked, silent = HistoryBuffer(max_length), HistoryBuffer(max_length)
+    for count, (value, _) in enumerate(puts):
+        asked.update(value)
+        silent.update(value)
+        if count in asked_at:
+            asked.global_avg()
+    assert same(asked.global_avg(), silent.global_avg())
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=120), st.integers(1, 100))
+def test_it_answers_as_fvcores_buffer_does(max_length, values, window):
+    ours, theirs = HistoryBuffer(max_length), FvcoreHistoryBuffer(max_length)
+    for value in values:
+        ours.update(value)
+        theirs.update(value)
+    assert ours.latest() == theirs.latest()
+    assert same(ours.median(window), theirs.median(window))
+    assert same(ours.avg(window), theirs.avg(window))
+    assert same(ours.global_avg(), theirs.global_avg())
+    assert ours.values() == theirs.values()
+
+
+@settings(max_examples=40, deadline=None)
+@given(PUTS, st.integers(-5, 65))
+def test_count_since_goes_back_until_a_value_is_not_after_the_iteration(puts, iteration):
+    buffer = HistoryBuffer()
+    for value, at in puts:
+        buffer.update(value, at)
+    backwards = [at for _, at in reversed(buffer.values())]
+    expected = len(list(takewhile(lambda at: at > iteration, backwards)))
+    assert buffer.count_since(iteration) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(PUTS, st.integers(1, 40))
+def test_smoothed_is_the_median_over_so_many_iterations(puts, window):
+    buffer = HistoryBuffer()
+    for value, at in puts:
+        buffer.update(value, at)
+        after = buffer.latest_iteration - window
+        backwards = takewhile(lambda pair, after=after: pair[1] > after, reversed(buffer.values()))
+        assert same(buffer.smoothed(window), median([value for value, _ in backwards]))
+
+
+def test_smoothed_counts_iterations_not_values():
+    buffer = HistoryBuffer()
+    for iteration in range(0, 100, 10):
+        buffer.update(iteration, iteration)
+    assert buffer.smoothed(20) == 85.0
+    for value in (1.0, 2.0, 300.0):
+        buffer.update(value, 200)
+    assert buffer.smoothed(20) == 2.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, PUTS, PUTS)
+def test_a_buffer_loaded_from_a_checkpoint_goes_on_as_the_saved_one(max_length, before, after):
+    saved, loaded = HistoryBuffer(max_length), HistoryBuffer(max_length)
+    for value, iteration in before:
+        saved.update(value, iteration)
+    file = io.BytesIO()
+    torch.save(saved.state_dict(), file)
+    file.seek(0)
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    for value, iteration in after:
+        saved.update(value, iteration)
+        loaded.update(value, iteration)
+    assert str(loaded.values()) == str(saved.values())
+    assert loaded.count == saved.count == len(before) + len(after)
+    assert same(loaded.global_avg(), saved.global_avg())
+    assert same(loaded.smoothed(5), saved.smoothed(5))
+
+
+def test_a_state_does_not_change_with_the_buffer_it_was_taken_from():
+    buffer = filled([1.0, 2.0])
+    state = buffer.state_dict()
+    buffer.update(3.0)
+    assert state["values"] == [1.0, 2.0]
+
+
+def test_loading_replaces_what_was_there():
+    buffer = filled([7.0] * 50)
+    buffer.smoothed(20)
+    buffer.load_state_dict(filled([1.0] * 50).state_dict())
+    assert (buffer.smoothed(20), buffer.global_avg(), buffer.count) == (1.0, 1.0, 50)
+
+
+def test_numbers_that_come_out_are_plain_floats():
+    buffer = filled([np.float64(1), torch.tensor(2.0), 4])
+    answers = [buffer.latest(), buffer.median(3), buffer.avg(3), buffer.global_avg()]
+    assert [type(answer) for answer in answers] == [float] * 4
+    assert buffer.values() == [(1.0, 0), (2.0, 1), (4.0, 2)]
+
+
+def test_a_window_of_even_length_has_the_mean_of_its_middle_as_median():
+    assert filled([5.0, 1.0, 2.0, 9.0]).median(4) == 3.5
+    assert filled([5.0, 1.0, 2.0, 9.0]).median(2) == 5.5
+
+
+def test_one_nan_in_the_window_makes_the_median_nan_and_leaves_it_with_the_window():
+    buffer = filled([1.0, math.nan, 3.0, 4.0])
+    assert math.isnan(buffer.median(3))
+    assert buffer.median(2) == 3.5
+    assert filled([math.inf, -math.inf, 1.0]).median(3) == 1.0
+
+
+def test_memory_is_bounded_by_the_length():
+    buffer = HistoryBuffer(1000)
+    tracemalloc.start()
+    try:
+        for i in range(20_000):
+            buffer.update(i * 0.5)
+        assert tracemalloc.get_traced_memory()[0] < 200_000  # all values would be 1.3 MB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("max_length", [0, -1])
+def test_a_buffer_that_could_hold_nothing_is_refused(max_length):
+    with pytest.raises(ValueError, match=f"max_length must be at least 1, got {max_length}"):
+        HistoryBuffer(max_length)

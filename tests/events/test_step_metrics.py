@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+import torch
+
+from engine.events import EventStorage
+from engine.events.step_metrics import mean_of, put_step_metrics, snapshot, total_loss
+
+
+@pytest.fixture
+def weight() -> torch.Tensor:
+    return torch.tensor(2.0, requires_grad=True)
+
+
+def stored(metrics, iteration=3, prefix="") -> dict:
+    """What is in the storage after a step with these metrics."""
+    with EventStorage(100) as storage:
+        values, total = snapshot(metrics)
+        put_step_metrics(values, total, 0.125, iteration, prefix)
+    assert {at for _, at in storage.latest().values()} == {iteration}
+    return {name: value for name, (value, _) in storage.latest().items()}
+
+
+def test_what_requires_grad_is_minimised_and_nothing_else(weight):
+    metrics = {"loss": weight * 2, "acc": 0.5, "norm": torch.tensor(9.0), "reg": weight * 3}
+    loss = total_loss(metrics)
+    loss.backward()
+    assert loss.item() == snapshot(metrics)[1] == 10.0
+    assert weight.grad.item() == 5.0
+
+
+def test_where_nothing_requires_grad_all_are_losses():
+    metrics = {"loss": torch.tensor(1.0), "reg": torch.tensor(2.0)}
+    assert total_loss(metrics).item() == snapshot(metrics)[1] == 3.0
+
+
+def test_metrics_are_averaged_over_the_batches_that_have_them(weight):
+    parts = [{"loss": weight * 1, "acc": 1.0}, {"loss": weight * 3}, {"loss": weight * 5}]
+    mean = mean_of(parts)
+    assert mean["loss"].item() == 6.0
+    assert mean["acc"] == 1.0
+
+
+def test_a_step_stores_each_metric_the_sum_of_the_losses_and_the_data_time(weight):
+    metrics = {"loss_cls": weight * 2, "loss_box": weight * 3, "acc": np.float32(0.5)}
+    assert stored(metrics) == {
+        "data_time": 0.125,
+        "rank_data_time": 0.125,
+        "total_loss": 10.0,
+        "loss_cls": 4.0,
+        "loss_box": 6.0,
+        "acc": 0.5,
+    }
+
+
+def test_a_single_loss_is_stored_under_its_own_name_too(weight):
+    assert stored({"loss": weight}).items() >= {"loss": 2.0, "total_loss": 2.0}.items()
+    assert list(stored({"total_loss": weight})) == ["data_time", "rank_data_time", "total_loss"]
+
+
+def test_a_prefix_goes_before_the_name_of_the_sum(weight):
+    names = set(stored({"loss": weight}, prefix="teacher_"))
+    assert names == {"data_time", "rank_data_time", "teacher_total_loss", "loss"}
+
+
+@pytest.mark.parametrize("bad", [None, "0.5", torch.ones(2)])
+@pytest.mark.parametrize("path", ["cpu", "accelerator"])
+def test_a_metric_that_is_no_number_is_refused_by_name(weight, bad, path, request):
+    if path == "accelerator":
+        request.getfixturevalue("on_accelerator")
+    with pytest.raises((TypeError, ValueError), match="metric 'acc' must be"):
+        stored({"loss": weight, "acc": bad})
+
+
+@pytest.mark.usefixtures("on_accelerator")
+def test_on_an_accelerator_a_step_reads_no_number_and_keeps_no_graph(weight, operations):
+    with EventStorage() as storage, operations:
+        metrics = {"loss_cls": weight * 2, "loss_box": weight * 3}
+        values, total = snapshot(metrics)
+        put_step_metrics(values, total, 0.125, 3)
+        assert operations.conversions == 0
+    assert not any(value.requires_grad for value in [*values.values(), total])
+    assert storage.latest()["total_loss"] == (10.0, 3)

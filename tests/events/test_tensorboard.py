@@ -1,0 +1,296 @@
+import io
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from engine.events import EventStorage, JSONWriter, TensorboardXWriter
+
+
+def event_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*tfevents*")) if folder.exists() else []
+
+
+def shown(folder: Path) -> EventAccumulator:
+    """What TensorBoard shows of the folder: all of it, in the order of the files' names."""
+    accumulator = EventAccumulator(
+        str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0}
+    )
+    return accumulator.Reload()
+
+
+def curve(folder: Path, name: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in shown(folder).Scalars(name)]
+
+
+def let_time_pass(folder: Path) -> None:
+    """Have the event files look a minute older: their names begin with the second they began."""
+    for path in event_files(folder):
+        kind, seconds, rest = path.name.split("tfevents.")[0], *path.name.split(".", 4)[3:]
+        path.rename(folder / f"{kind}tfevents.{int(seconds) - 60}.{rest}")
+
+
+def train(folder: Path, start: int, end: int, writer: TensorboardXWriter | None = None) -> None:
+    writer = writer or TensorboardXWriter(str(folder))
+    let_time_pass(folder)
+    writer.rewind(start)
+    with EventStorage(start) as storage:
+        for storage.iter in range(start, end):
+            # The value tells which run it is of.
+            storage.put_scalar("loss", storage.iter + start / 128, smoothing_hint=False)
+            writer.write()
+    writer.close()
+
+
+def test_scalars_are_there_by_name_and_iteration(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage() as storage:
+        for storage.iter in range(40):
+            storage.put_scalar("loss", storage.iter)
+            storage.put_scalar("lr", 0.5, smoothing_hint=False)
+            if storage.iter == 25:
+                storage.put_scalar("val/acc", 0.75)
+            if storage.iter % 20 == 19:
+                writer.write()
+    writer.close()
+    assert sorted(shown(tmp_path).Tags()["scalars"]) == ["loss", "lr", "val/acc"]
+    assert curve(tmp_path, "loss") == [(19, 9.5), (39, 29.5)]
+    assert curve(tmp_path, "lr") == [(19, 0.5), (39, 0.5)]
+    assert curve(tmp_path, "val/acc") == [(25, 0.75)]
+
+
+def test_values_are_medians_over_its_window(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path), window_size=3)
+    with EventStorage() as storage:
+        for storage.iter in range(40):
+            storage.put_scalar("loss", storage.iter)
+        writer.write()
+    writer.close()
+    assert curve(tmp_path, "loss") == [(39, 38.0)]
+
+
+def test_a_writer_that_wrote_nothing_leaves_no_file(tmp_path):
+    folder = tmp_path / "run"
+    writer = TensorboardXWriter(str(folder))
+    writer.rewind(0)
+    with EventStorage():
+        writer.write()
+    writer.close()
+    assert not folder.exists()
+
+
+def test_a_value_put_after_a_write_in_the_same_iteration_is_in_the_next(tmp_path):
+    writer = TensorboardXWriter(tmp_path)
+    with EventStorage() as storage:
+        storage.put_scalar("loss", 1.0)
+        writer.write()
+        storage.put_scalar("late", 2.0)
+        writer.write()
+        writer.write()
+    writer.close()
+    assert curve(tmp_path, "loss") == [(0, 1.0)]
+    assert curve(tmp_path, "late") == [(0, 2.0)]
+
+
+def test_nan_infinity_and_numbers_too_large_for_its_format_are_kept(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage() as storage:
+        storage.put_scalars(a=math.nan, b=math.inf, c=-math.inf, d=1e300)
+        writer.write()
+    writer.close()
+    assert math.isnan(curve(tmp_path, "a")[0][1])
+    assert [curve(tmp_path, name)[0][1] for name in "bcd"] == [math.inf, -math.inf, math.inf]
+
+
+PICTURE = (torch.arange(3 * 6 * 5, dtype=torch.uint8) * 2).reshape(3, 6, 5)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        PICTURE,
+        PICTURE / 255,
+        PICTURE.float(),
+        PICTURE.permute(1, 2, 0),
+        PICTURE.permute(1, 2, 0) / 255,
+        PICTURE.permute(1, 2, 0).float().numpy(),
+    ],
+    ids=["CHW", "CHW [0,1]", "CHW [0,255]", "HWC", "HWC [0,1]", "HWC [0,255] numpy"],
+)
+def test_an_image_is_shown_as_it_is_however_it_was_put(tmp_path, image):
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage(7) as storage, storage.name_scope("val"):
+        storage.put_image("cat", image)
+        writer.write()
+    writer.close()
+    (event,) = shown(tmp_path).Images("val/cat")
+    pixels = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
+    assert (event.step, event.height, event.width) == (7, 6, 5)
+    assert np.array_equal(pixels, PICTURE.permute(1, 2, 0))
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "RGB"), (3, "RGB"), (4, "RGBA")])
+def test_grey_and_transparent_images_can_be_shown(tmp_path, channels, mode):
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage() as storage:
+        storage.put_image("cat", torch.full((channels, 4, 5), 0.2))
+        writer.write()
+    writer.close()
+    (event,) = shown(tmp_path).Images("cat")
+    image = Image.open(io.BytesIO(event.encoded_image_string))
+    assert image.mode == mode
+    assert np.unique(np.asarray(image)).tolist() == [51]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.arange(20.0).reshape(4, 5),
+        torch.arange(20).reshape(4, 5),
+        torch.cat([torch.arange(20.0), torch.tensor([math.nan, math.inf])]),
+    ],
+    ids=["floats", "integers", "with NaN and infinity"],
+)
+def test_a_histogram_has_all_its_elements(tmp_path, values):
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage(7) as storage:
+        storage.put_histogram("weights", values, bins=5)
+        writer.write()
+    writer.close()
+    (event,) = shown(tmp_path).Histograms("weights")
+    found = event.histogram_value
+    assert (event.step, found.min, found.max, found.num, found.sum) == (7, 0.0, 19.0, 20.0, 190.0)
+    assert sum(found.bucket) == 20.0
+
+
+@pytest.mark.parametrize("values", [torch.full((3,), math.nan), torch.full((3,), 1e30)])
+def test_a_histogram_of_nothing_finite_or_of_one_value_can_be_written(tmp_path, values):
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage() as storage:
+        storage.put_histogram("weights", values)
+        writer.write()
+    writer.close()
+    (event,) = shown(tmp_path).Histograms("weights")
+    assert event.histogram_value.num == values.isfinite().sum()
+
+
+def test_images_and_histograms_reach_every_writer_once(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    writers = [TensorboardXWriter(str(folder)) for folder in folders]
+    writers.append(JSONWriter(str(tmp_path / "metrics.json")))
+    with EventStorage() as storage:
+        for storage.iter in range(3):
+            storage.put_image("cat", PICTURE)
+            storage.put_histogram("weights", torch.randn(5))
+            storage.put_scalar("loss", 1.0)
+            for writer in writers:
+                writer.write()
+    for writer in writers:
+        writer.close()
+    for folder in folders:
+        assert [event.step for event in shown(folder).Images("cat")] == [0, 1, 2]
+        assert [event.step for event in shown(folder).Histograms("weights")] == [0, 1, 2]
+        assert [step for step, _ in curve(folder, "loss")] == [0, 1, 2]
+
+
+def test_what_was_written_is_in_the_file_after_close_and_writing_can_go_on(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage() as storage:
+        for storage.iter in range(2):
+            storage.put_scalar("loss", 1.0)
+            writer.write()
+            writer.close()
+            writer.close()
+            let_time_pass(tmp_path)
+            assert [step for step, _ in curve(tmp_path, "loss")] == list(range(storage.iter + 1))
+
+
+def test_options_go_to_the_summary_writer(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path), filename_suffix=".mine", flush_secs=1)
+    with EventStorage() as storage:
+        storage.put_scalar("loss", 1.0)
+        writer.write()
+    writer.close()
+    assert event_files(tmp_path)[0].suffix == ".mine"
+
+
+# --- resume -------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_shows_one_curve(tmp_path):
+    train(tmp_path, 0, 8)
+    train(tmp_path, 5, 12)
+    first = [(step, step) for step in range(5)]
+    assert curve(tmp_path, "loss") == first + [(step, step + 5 / 128) for step in range(5, 12)]
+
+
+def test_a_run_resumed_again_and_again_shows_one_curve(tmp_path):
+    for start, end in [(0, 10), (6, 9), (3, 7), (7, 8)]:
+        train(tmp_path, start, end)
+    runs = [0, 0, 0, 3, 3, 3, 3, 7]
+    assert curve(tmp_path, "loss") == [(step, step + run / 128) for step, run in enumerate(runs)]
+
+
+def test_a_run_from_the_start_hides_the_old_one_and_deletes_nothing(tmp_path):
+    train(tmp_path, 0, 8)
+    train(tmp_path, 0, 3)
+    assert [step for step, _ in curve(tmp_path, "loss")] == [0, 1, 2]
+    assert len(event_files(tmp_path)) == 2
+
+
+def test_the_same_writer_can_be_rewound(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path))
+    train(tmp_path, 0, 8, writer)
+    train(tmp_path, 5, 9, writer)
+    assert [step for step, _ in curve(tmp_path, "loss")] == list(range(9))
+
+
+def test_a_writer_closed_and_written_to_again_hides_nothing_more(tmp_path):
+    """What a rewind hides is hidden once, not again when the file is reopened later."""
+    writer = TensorboardXWriter(str(tmp_path))
+    train(tmp_path, 0, 8, writer)
+    train(tmp_path, 5, 9, writer)
+    let_time_pass(tmp_path)
+    with EventStorage(9) as storage:
+        storage.put_scalar("loss", 0.0)
+        writer.write()
+    writer.close()
+    assert [step for step, _ in curve(tmp_path, "loss")] == list(range(10))
+
+
+def test_images_and_histograms_of_the_lost_part_are_hidden_too(tmp_path):
+    for start, end in [(0, 4), (2, 5)]:
+        let_time_pass(tmp_path)
+        writer = TensorboardXWriter(str(tmp_path))
+        writer.rewind(start)
+        with EventStorage(start) as storage:
+            for storage.iter in range(start, end):
+                storage.put_image("cat", PICTURE)
+                storage.put_histogram("weights", torch.randn(5))
+                writer.write()
+        writer.close()
+    assert [event.step for event in shown(tmp_path).Images("cat")] == [0, 1, 2, 3, 4]
+    assert [event.step for event in shown(tmp_path).Histograms("weights")] == [0, 1, 2, 3, 4]
+
+
+def test_a_value_of_an_earlier_iteration_hides_nothing(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage(50) as storage:
+        storage.put_scalar("loss", 1.0)
+        writer.write()
+        storage.put_scalar("late", 2.0, cur_iter=10)
+        writer.write()
+    writer.close()
+    assert curve(tmp_path, "loss") == [(50, 1.0)]
+    assert curve(tmp_path, "late") == [(10, 2.0)]
+
+
+def test_events_have_the_time_they_were_written_at(tmp_path):
+    before = time.time()
+    train(tmp_path, 0, 1)
+    assert before <= shown(tmp_path).Scalars("loss")[0].wall_time <= time.time()

@@ -1,0 +1,52 @@
+import pytest
+
+from engine import TrainerBase
+from engine.hooks import CallbackHook
+
+
+class Steps(TrainerBase):
+    def run_step(self) -> None:
+        self.after_backward()
+
+
+def test_each_function_is_called_with_the_trainer():
+    seen = []
+    trainer = Steps()
+    trainer.register_hooks(
+        [
+            CallbackHook(
+                before_train=lambda t: seen.append(("before_train", t.iter)),
+                before_step=lambda t: seen.append(("before_step", t.iter)),
+                after_backward=lambda t: seen.append(("after_backward", t.iter)),
+                after_step=lambda t: seen.append(("after_step", t.iter)),
+                after_train=lambda t: seen.append(("after_train", t.max_iter)),
+            )
+        ]
+    )
+    once = [
+        ("before_train", 0),
+        ("before_step", 0),
+        ("after_backward", 0),
+        ("after_step", 0),
+        ("after_train", 1),
+    ]
+    trainer.train(0, 1)
+    assert seen == once
+    trainer.train(0, 1)
+    assert seen == 2 * once
+
+
+def test_functions_that_are_not_given_are_not_called():
+    trainer = Steps()
+    trainer.register_hooks([CallbackHook(), CallbackHook(before_train=None)])
+    trainer.train(0, 1)
+
+
+def test_a_mistyped_point_is_refused_with_those_there_are():
+    with pytest.raises(TypeError, match=r"no point 'after_stepp'; there are .*'after_step'"):
+        CallbackHook(after_stepp=print)
+
+
+def test_functions_are_named_not_given_by_position():
+    with pytest.raises(TypeError):
+        CallbackHook(print)

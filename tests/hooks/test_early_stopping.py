@@ -1,0 +1,111 @@
+"""This file is also the program of two processes: see `work`."""
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch.distributed as dist
+
+from engine.hooks import CallbackHook
+from engine.hooks.early_stopping import EarlyStopping
+from engine.train_loop import TrainerBase
+
+
+class Trainer(TrainerBase):
+    """Its step does nothing; after each, and in the end, there is an evaluation with a score."""
+
+    def __init__(self, scores, hook):
+        super().__init__()
+        self.hook = hook
+
+        def evaluate(trainer):
+            trainer.after_eval({"accuracy": scores[min(trainer.iter, 9)]} if scores else {})
+
+        self.register_hooks([CallbackHook(after_step=evaluate, after_train=evaluate), hook])
+
+    def run_step(self):
+        pass
+
+
+SCORES = [0.5, 0.7, 0.6, 0.7, 0.65, 0.9, 0.9, 0.9, 0.9, 0.9]
+
+
+def test_the_run_stops_after_so_many_evaluations_without_improvement():
+    trainer = Trainer(SCORES, EarlyStopping("+accuracy", patience=3))
+    trainer.train(0, 10)
+    assert trainer.iter == 5
+    assert trainer.stop_reasons == ["accuracy has not improved for 3 evaluations"]
+
+
+def test_an_improvement_starts_the_count_again():
+    trainer = Trainer(SCORES, EarlyStopping("accuracy", patience=4, mode="max"))
+    trainer.train(0, 10)
+    assert (trainer.iter, trainer.hook.best.iteration) == (10, 5)
+
+
+def test_small_improvements_do_not_count():
+    trainer = Trainer([0.50, 0.51, 0.52, 0.53], EarlyStopping("+accuracy", 2, min_delta=0.1))
+    trainer.train(0, 10)
+    assert trainer.iter == 3
+
+
+def test_a_resumed_run_stops_where_a_straight_one_does():
+    first = Trainer(SCORES, EarlyStopping("+accuracy", patience=3))
+    saved = {}
+    save = CallbackHook(
+        after_step=lambda trainer: saved.update({trainer.iter: copy.deepcopy(trainer.state_dict())})
+    )
+    first.register_hooks([save], priority="LOWEST")
+    first.train(0, 10)
+    resumed = Trainer(SCORES, EarlyStopping("+accuracy", patience=3))
+    resumed.load_state_dict(saved[3])
+    resumed.train(4, 10)
+    assert resumed.iter == 5
+
+
+def test_a_metric_that_never_comes_stops_the_run_too(log):
+    trainer = Trainer(SCORES, EarlyStopping("+acuracy", patience=2))
+    trainer.train(0, 10)
+    assert trainer.iter == 2
+    assert "did you mean accuracy?" in log.text
+
+
+def work(rank: int, store: str) -> int:
+    """Where a rank stops when rank 0 alone has the results."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    trainer = Trainer(SCORES if rank == 0 else [], EarlyStopping("+accuracy", patience=3))
+    trainer.train(0, 10)
+    dist.destroy_process_group()
+    return trainer.iter
+
+
+@pytest.mark.slow
+def test_all_ranks_stop_together(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert outputs == ["5\n", "5\n"]
+
+
+def test_patience_is_at_least_one_evaluation():
+    with pytest.raises(ValueError, match="1 evaluation or more, got 0"):
+        EarlyStopping("+accuracy", patience=0)
+
+
+if __name__ == "__main__":
+    print(work(int(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,65 @@
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from engine.hooks import CallbackHook
+from engine.hooks.freeze_gradients import FreezeGradients
+from engine.train_loop import SimpleTrainer
+
+
+def changed_steps(model, batches, hook, wrapped=None):
+    """The steps that changed each parameter, in a run of two epochs of six steps."""
+    steps = {name: [] for name, _ in model.named_parameters()}
+    before = {}
+
+    def note(trainer):
+        for name, parameter in model.named_parameters():
+            if name in before and not torch.equal(before[name], parameter):
+                steps[name].append(trainer.iter)
+            before[name] = parameter.detach().clone()
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    trainer = SimpleTrainer(wrapped or model, batches, optimizer)
+    trainer.register_hooks([hook, CallbackHook(before_train=note, after_step=note)])
+    trainer.train(0, 12)
+    return steps
+
+
+@pytest.mark.parametrize(("length", "first"), [(3, 3), ("1 epoch", 6), (0, 0)])
+def test_matching_parameters_stay_as_they_are_at_first(model, batches, length, first):
+    steps = changed_steps(model, batches, FreezeGradients("weight$", length))
+    assert steps == {
+        "linear.weight": list(range(first, 12)),
+        "linear.bias": list(range(12)),
+    }
+
+
+def test_iterations_count_from_the_start_of_training_not_of_a_resumed_run(model, batches):
+    weight = model.linear.weight.detach().clone()
+    trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1))
+    trainer.register_hooks([FreezeGradients("weight", 3)])
+    trainer.train(3, 4)
+    assert not torch.equal(model.linear.weight, weight)
+
+
+def test_names_are_those_of_the_model_inside_ddp(model, batches, tmp_path):
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(model)
+        steps = changed_steps(model, batches, FreezeGradients(r"^linear\.bias", 3), wrapped)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert steps["linear.bias"] == list(range(3, 12))
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_with_the_close_names(model, batches):
+    with pytest.raises(ValueError, match=r"'linaer' matches no parameter; did you mean linear"):
+        changed_steps(model, batches, FreezeGradients("linaer", 3))
+    with pytest.raises(ValueError, match="'backbone' matches no parameter; there are: linear"):
+        changed_steps(model, batches, FreezeGradients("backbone", 3))
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused():
+    with pytest.raises(ValueError, match=r"'\(' is not a regular expression: missing \)"):
+        FreezeGradients("(", 3)

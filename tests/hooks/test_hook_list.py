@@ -1,0 +1,145 @@
+"""HookList and the errors it collects; how a trainer uses it is in tests/test_train_loop.py."""
+
+import sys
+import time
+
+import pytest
+
+from engine import HookBase
+from engine.hooks.hook_list import HookList, attach_error
+
+
+class Sleepy(HookBase):
+    """Overrides nothing."""
+
+
+class Busy(HookBase):
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.name = name
+        self.calls = calls
+
+    def before_train(self) -> None:
+        self.calls.append(f"{self.name} begins")
+
+    def after_eval(self, results: dict) -> None:
+        self.calls.append(f"{self.name} got {results}")
+
+    def after_train(self) -> None:
+        self.calls.append(f"{self.name} ends")
+
+
+class Busier(Busy):
+    """Inherits its points."""
+
+
+def test_only_overridden_methods_are_called():
+    hooks = HookList()
+    hooks.add([Sleepy(), Busy("a", []), Busier("b", [])], priority=None)
+    assert [len(hooks.calls[point]) for point in ("before_train", "before_step")] == [2, 0]
+
+
+def test_a_point_hands_its_argument_on():
+    calls: list[str] = []
+    hooks = HookList()
+    hooks.add([Busy("a", calls), Busier("b", calls)], priority=None)
+    hooks.run("after_eval", 5)
+    assert calls == ["a got 5", "b got 5"]
+
+
+def test_a_hook_with_a_method_set_on_the_instance_is_called():
+    calls: list[str] = []
+    hook = Sleepy()
+    hook.after_step = lambda: calls.append("set")
+    hooks = HookList()
+    hooks.add([hook], priority=None)
+    hooks.run("after_step")
+    assert calls == ["set"]
+
+
+def test_hooks_that_were_not_started_are_not_ended_and_none_is_ended_twice():
+    calls: list[str] = []
+    hooks = HookList()
+    hooks.add([Busy("a", calls)], priority=None)
+    hooks.finish()
+    assert calls == []
+    hooks.start()
+    hooks.finish()
+    hooks.finish()
+    assert calls == ["a begins", "a ends"]
+
+
+def test_a_given_priority_overrides_that_of_the_class():
+    low, high = Sleepy(), Sleepy()
+    hooks = HookList()
+    hooks.add([low], priority="LOWEST")
+    hooks.add([high], priority=None)
+    assert hooks.hooks == [high, low]
+    assert Sleepy.priority == 50
+
+
+def test_states_are_kept_by_a_name_for_each_hook_and_empty_ones_left_out():
+    class Stateful(HookBase):
+        def __init__(self, state: dict) -> None:
+            self.state = state
+
+        def state_dict(self) -> dict:
+            return self.state
+
+        def load_state_dict(self, state_dict: dict) -> None:
+            self.state = state_dict
+
+    saved = HookList()
+    saved.add([Stateful({"x": 1}), Sleepy(), Stateful({}), Stateful({"x": 3})], priority=None)
+    states = saved.state_dict()
+    assert [name.rpartition(".")[2] for name in states] == ["Stateful", "Stateful#3"]
+
+    loaded = HookList()
+    hooks = [Stateful({}), Stateful({"x": 2}), Stateful({})]
+    loaded.add(hooks, priority=None)
+    loaded.load_state_dict(states)
+    assert [hook.state for hook in hooks] == [{"x": 1}, {"x": 2}, {"x": 3}]
+
+
+def test_the_tables_have_a_row_for_each_point_that_somebody_uses():
+    hooks = HookList()
+    hooks.add([Busy("a", []), Sleepy(), Busier("b", [])], priority=None)
+    order = hooks.order_table().splitlines()
+    assert [line.split()[0] for line in order[2:]] == ["before_train", "after_train", "after_eval"]
+    assert order[2].endswith("Busy (50)  Busier (50)")
+    assert hooks.time_table().splitlines()[2].endswith("Busy (0.000)  Busier (0.000)")
+
+
+def test_times_are_counted_anew_in_each_run():
+    class OnceSlow(HookBase):
+        delay = 0.1
+
+        def before_train(self) -> None:
+            time.sleep(self.delay)
+            self.delay = 0.0
+
+    hooks = HookList()
+    hooks.add([OnceSlow()], priority=None)
+    times = []
+    for _ in range(2):
+        hooks.start()
+        times.append(float(hooks.time_table().rpartition("(")[2].rstrip(")")))
+    assert times[0] > times[1]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes before Python 3.11")
+def test_notes_of_a_later_error_go_to_the_first_with_it(log):
+    first, second, third = ValueError("first"), OSError("second"), KeyError("third")
+    attach_error(second, third)
+    attach_error(first, second)
+    assert first.__notes__ == [
+        "After that, another error came: OSError: second",
+        "After that, another error came: KeyError: 'third'",
+    ]
+
+
+def test_later_errors_are_logged_with_their_traceback(log):
+    later = OSError("no space left")
+    attach_error(ValueError("first"), later)
+    (record,) = log.records
+    assert record.message == "After that, another error came: OSError: no space left"
+    assert record.exc_info[1] is later

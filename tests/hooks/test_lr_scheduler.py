@@ -1,0 +1,138 @@
+import pytest
+import torch
+from fvcore.common.param_scheduler import (
+    CosineParamScheduler,
+    LinearParamScheduler,
+    MultiStepParamScheduler,
+)
+from torch import nn
+
+from engine import SimpleTrainer
+from engine.hooks import CallbackHook, LRScheduler
+
+
+def make_trainer(model, batches, lr: float = 1.0) -> SimpleTrainer:
+    return SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), lr))
+
+
+def stored_lrs(trainer: SimpleTrainer) -> list[float]:
+    return [value for value, _ in trainer.storage.history("lr").values()]
+
+
+def parameters(count: int) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(1)) for _ in range(count)]
+
+
+def test_a_schedule_of_torch_is_stepped_after_each_step(model, batches):
+    trainer = make_trainer(model, batches)
+    used = []
+    scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, step_size=2, gamma=0.5)
+    trainer.register_hooks(
+        [
+            LRScheduler(trainer.optimizer, scheduler),
+            CallbackHook(after_backward=lambda t: used.append(t.optimizer.param_groups[0]["lr"])),
+        ]
+    )
+    trainer.train(0, 6)
+    assert stored_lrs(trainer) == used == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    assert trainer.storage.smoothing_hints()["lr"] is False
+
+
+def test_a_param_scheduler_is_a_curve_over_the_whole_run(model, batches):
+    trainer = make_trainer(model, batches, lr=0.01)
+    curve = MultiStepParamScheduler([1, 0.1], milestones=[1, 2])
+    trainer.register_hooks([LRScheduler(scheduler=curve)])
+    trainer.train(0, 6)
+    assert stored_lrs(trainer) == pytest.approx([0.01] * 3 + [0.001] * 3)
+
+
+def test_a_param_scheduler_multiplies_the_rate_of_each_group(model, batches):
+    groups = [{"params": [model.linear.bias], "lr": 0.5}, {"params": [model.linear.weight]}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    trainer = SimpleTrainer(model, batches, optimizer)
+    trainer.register_hooks([LRScheduler(scheduler=LinearParamScheduler(1.0, 0.0))])
+    trainer.train(0, 4)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.0]
+    assert [group["initial_lr"] for group in optimizer.param_groups] == [0.5, 0.1]
+
+
+def test_what_is_not_given_is_taken_from_the_trainer(model, batches):
+    trainer = make_trainer(model, batches)
+    trainer.scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
+    trainer.register_hooks([LRScheduler()])
+    trainer.train(0, 3)
+    assert stored_lrs(trainer) == [1.0, 0.5, 0.25]
+
+
+def test_a_second_run_follows_the_curve_anew(model, batches):
+    trainer = make_trainer(model, batches)
+    trainer.register_hooks([LRScheduler(scheduler=LinearParamScheduler(1.0, 0.0))])
+    trainer.train(0, 4)
+    trainer.train(0, 4)
+    assert stored_lrs(trainer) == [1.0, 0.75, 0.5, 0.25]
+    trainer.train(4, 8)
+    assert stored_lrs(trainer) == [0.5, 0.375, 0.25, 0.125]
+
+
+def test_a_second_run_follows_the_optimizer_of_the_trainer(model, batches):
+    trainer = make_trainer(model, batches)
+    trainer.register_hooks([LRScheduler(scheduler=LinearParamScheduler(1.0, 0.0))])
+    trainer.train(0, 2)
+    trainer.optimizer = torch.optim.SGD(model.parameters(), lr=8.0)
+    trainer.train(0, 2)
+    assert stored_lrs(trainer) == [8.0, 4.0]
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.0
+
+
+def schedule_of_torch(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+
+
+def curve(optimizer):
+    return CosineParamScheduler(1.0, 0.0)
+
+
+@pytest.mark.parametrize("make_scheduler", [schedule_of_torch, curve])
+def test_a_resumed_run_goes_on_with_the_same_rates(model, batches, tmp_path, make_scheduler):
+    def make() -> SimpleTrainer:
+        trainer = make_trainer(model, batches, lr=0.1)
+        trainer.register_hooks([LRScheduler(scheduler=make_scheduler(trainer.optimizer))])
+        return trainer
+
+    straight = make()
+    straight.train(0, 10)
+
+    stopped = make()
+    stopped.register_hooks([CallbackHook(after_step=lambda t: t.iter == 3 and t.stop("enough"))])
+    stopped.train(0, 10)
+    torch.save(stopped.state_dict(), tmp_path / "state.pth")
+
+    resumed = make()
+    resumed.load_state_dict(torch.load(tmp_path / "state.pth", weights_only=True))
+    resumed.train(resumed.iter + 1, 10)
+    assert stored_lrs(resumed) == pytest.approx(stored_lrs(straight))
+    assert resumed.state_dict()["hooks"] == stopped.state_dict()["hooks"] | {
+        "LRScheduler": straight.state_dict()["hooks"]["LRScheduler"]
+    }
+
+
+def test_the_rate_shown_is_that_of_the_largest_group():
+    optimizer = torch.optim.SGD(
+        [
+            {"params": parameters(2), "lr": 0.1},
+            {"params": parameters(5), "lr": 0.2},
+            {"params": parameters(1), "lr": 0.3},
+        ]
+    )
+    assert LRScheduler.get_best_param_group_id(optimizer) == 1
+
+
+def test_the_rate_shown_is_the_commonest_where_each_group_has_one_parameter():
+    optimizer = torch.optim.SGD(
+        [{"params": parameters(1), "lr": lr} for lr in (0.1, 0.2, 0.3, 0.2, 0.3, 0.2)]
+    )
+    assert LRScheduler.get_best_param_group_id(optimizer) == 1
+
+
+def test_the_rate_shown_is_the_first_where_there_is_one_group_of_one_parameter():
+    assert LRScheduler.get_best_param_group_id(torch.optim.SGD(parameters(1), lr=0.1)) == 0

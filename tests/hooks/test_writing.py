@@ -1,0 +1,177 @@
+import json
+
+import pytest
+import torch
+
+from engine import HookBase, TrainerBase, get_event_storage
+from engine.events import EventWriter, JSONWriter, TensorboardXWriter
+from engine.hooks import PeriodicWriter
+
+
+class Steps(TrainerBase):
+    """Puts its iteration as the scalar `x` and, with `images`, an image too."""
+
+    def __init__(self, *hooks: HookBase, images: bool = False) -> None:
+        super().__init__()
+        self.images = images
+        self.register_hooks(hooks)
+
+    def run_step(self) -> None:
+        self.storage.put_scalar("x", self.iter, smoothing_hint=False)
+        if self.images:
+            self.storage.put_image("picture", torch.zeros(3, 4, 4))
+
+
+class Recording(EventWriter):
+    """Notes the iterations at which it is called, and fails in the methods it is told to."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+        self.written: list[int] = []
+        self.images: list[int] = []
+        self.rewound: list[int] = []
+        self.closed = 0
+
+    def rewind(self, iteration: int) -> None:
+        self.rewound.append(iteration)
+        self._fail_in("rewind")
+
+    def write(self) -> None:
+        self._fail_in("write")
+        storage = get_event_storage()
+        self.written.append(storage.iter)
+        self.images.extend(at for _, _, at in storage.unwritten_images(self))
+
+    def close(self) -> None:
+        self.closed += 1
+        self._fail_in("close")
+
+    def _fail_in(self, method: str) -> None:
+        if method in self.failing:
+            raise OSError(f"{method} failed")
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lines_are_written_every_period_and_at_the_last_step(tmp_path):
+    trainer = Steps(PeriodicWriter([JSONWriter(tmp_path / "metrics.json")]))
+    trainer.train(0, 50)
+    assert lines(tmp_path / "metrics.json") == [
+        {"iteration": 19, "x": 19.0},
+        {"iteration": 39, "x": 39.0},
+        {"iteration": 49, "x": 49.0},
+    ]
+
+
+def test_each_writer_is_asked_every_period_at_the_last_step_and_at_the_end_then_closed():
+    writer = Recording()
+    Steps(PeriodicWriter([writer], period=4)).train(0, 10)
+    assert (writer.written, writer.closed) == ([3, 7, 9, 10], 1)
+
+
+def test_the_period_may_be_in_epochs():
+    class Epochs(Steps):
+        def epoch_of(self, iteration: int) -> int:
+            return iteration // 3
+
+    writer = Recording()
+    Epochs(PeriodicWriter([writer], period="1 epoch")).train(0, 9)
+    assert writer.written == [2, 5, 8, 9]
+
+
+def test_what_an_evaluation_puts_is_written_in_its_step(tmp_path):
+    class Evaluation(HookBase):
+        def after_step(self) -> None:
+            if self.trainer.iter in (4, 9):
+                self.trainer.storage.put_scalar("accuracy", self.trainer.iter / 10, False)
+                self.trainer.after_eval({})
+
+    Steps(PeriodicWriter([JSONWriter(tmp_path / "metrics.json")]), Evaluation()).train(0, 30)
+    written = lines(tmp_path / "metrics.json")
+    assert [line["iteration"] for line in written] == [4, 9, 19, 29]
+    assert [line.get("accuracy") for line in written] == [0.4, 0.9, None, None]
+
+
+def test_what_a_hook_puts_at_the_end_is_written(tmp_path):
+    class AtTheEnd(HookBase):
+        def after_train(self) -> None:
+            self.trainer.storage.put_scalar("accuracy", 0.9)
+
+    Steps(PeriodicWriter([JSONWriter(tmp_path / "metrics.json")]), AtTheEnd()).train(0, 5)
+    assert lines(tmp_path / "metrics.json") == [
+        {"iteration": 4, "x": 4.0},
+        {"iteration": 5, "accuracy": 0.9},
+    ]
+
+
+def test_images_reach_every_writer_and_are_forgotten_then():
+    writers = [Recording(), Recording()]
+    trainer = Steps(PeriodicWriter(writers, period=3), images=True)
+    trainer.train(0, 7)
+    assert [writer.images for writer in writers] == [[0, 1, 2, 3, 4, 5, 6]] * 2
+    assert trainer.storage._vis_data == []
+
+
+def test_a_second_run_goes_on_in_the_same_files(tmp_path):
+    writers = [JSONWriter(tmp_path / "metrics.json"), TensorboardXWriter(tmp_path / "tb")]
+    trainer = Steps(PeriodicWriter(writers, period=5))
+    trainer.train(0, 10)
+    trainer.train(10, 20)
+    assert [line["x"] for line in lines(tmp_path / "metrics.json")] == [4, 9, 14, 19]
+    assert list((tmp_path / "tb").iterdir())
+
+
+def test_a_resumed_run_takes_back_what_was_written_after_its_beginning(tmp_path):
+    first = Steps(PeriodicWriter([JSONWriter(tmp_path / "metrics.json")], period=5))
+    first.train(0, 18)
+    resumed = Steps(PeriodicWriter([JSONWriter(tmp_path / "metrics.json")], period=5))
+    resumed.train(10, 20)
+    assert [line["iteration"] for line in lines(tmp_path / "metrics.json")] == [4, 9, 14, 19]
+
+
+def test_writers_are_rewound_to_the_start_of_the_run():
+    writer = Recording()
+    Steps(PeriodicWriter([writer])).train(7, 9)
+    assert writer.rewound == [7]
+
+
+def test_what_is_not_a_writer_is_refused():
+    with pytest.raises(TypeError, match="must be an EventWriter, got str"):
+        PeriodicWriter(["metrics.json"])
+
+
+def test_a_writer_that_fails_to_write_ends_the_run_and_keeps_no_other_from_its_work(tmp_path, log):
+    other = Recording()
+    bad = Recording("write")
+    writers = [other, bad, JSONWriter(tmp_path / "metrics.json")]
+    trainer = Steps(PeriodicWriter(writers, period=5))
+    with pytest.raises(OSError, match="write failed"):
+        trainer.train(0, 20)
+    assert (other.written, other.closed, bad.closed) == ([4, 4], 1, 1)
+    assert [line["iteration"] for line in lines(tmp_path / "metrics.json")] == [4]
+    assert trainer.failed
+
+
+def test_writers_that_fail_to_close_keep_no_other_from_closing(log):
+    writers = [Recording("close"), Recording("write", "close"), Recording()]
+    trainer = Steps(PeriodicWriter(writers, period=0))
+    with pytest.raises(OSError, match="write failed"):
+        trainer.train(0, 3)
+    assert [writer.closed for writer in writers] == [1, 1, 1]
+    later = [record.message for record in log.records if record.message.startswith("After")]
+    assert sorted(message.rpartition(": ")[2] for message in later) == [
+        "close failed",
+        "close failed",
+        "write failed",
+    ]
+
+
+def test_a_writer_that_cannot_be_rewound_leaves_no_other_open(tmp_path):
+    (tmp_path / "metrics.json").write_text("these are not metrics\n")
+    opened = Recording()
+    trainer = Steps(PeriodicWriter([opened, JSONWriter(tmp_path / "metrics.json")]))
+    with pytest.raises(ValueError, match=r"metrics.json:1: not a line of metrics"):
+        trainer.train(5, 10)
+    assert (opened.written, opened.closed) == ([], 1)

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Train from a Python config: a SimpleTrainer and its hooks, put together in the open.
+
+    python tools/lazyconfig_train_net.py --config-file configs/digits/lazy_mlp.py
+    python tools/lazyconfig_train_net.py --config-file … train.max_iter=100 optimizer.lr=0.05
+
+The config defines `model`, `optimizer`, `lr_multiplier`, `dataloader` and `train`.
+"""
+
+import argparse
+import weakref
+from typing import Any
+
+from torch import nn
+
+from engine import (
+    AMPTrainer,
+    SimpleTrainer,
+    create_ddp_model,
+    default_argument_parser,
+    default_setup,
+    default_writers,
+    hooks,
+    launch,
+)
+from engine.checkpoint import Checkpointer
+from engine.config import LazyConfig, instantiate
+from engine.evaluation import inference_on_dataset, print_csv_format
+from engine.parallel import comm
+from engine.parallel.device import choose_device
+
+
+def do_test(cfg: Any, model: nn.Module) -> dict[str, Any]:
+    loader, evaluator = instantiate(cfg.dataloader.test), instantiate(cfg.dataloader.evaluator)
+    results = inference_on_dataset(model, loader, evaluator)
+    print_csv_format(results)
+    return results
+
+
+def do_train(cfg: Any, resume: bool) -> None:
+    model = instantiate(cfg.model).to(choose_device(cfg.train.device))
+    cfg.optimizer.params.model = model
+    optimizer = instantiate(cfg.optimizer)
+    model = create_ddp_model(model, **cfg.train.ddp)
+    trainer_class = AMPTrainer if cfg.train.amp.enabled else SimpleTrainer
+    trainer = trainer_class(model, instantiate(cfg.dataloader.train), optimizer)
+    checkpointer = Checkpointer(model, cfg.train.output_dir, trainer=weakref.proxy(trainer))
+    writers = default_writers(cfg.train.output_dir, cfg.train.max_iter)
+    trainer.register_hooks(
+        [
+            hooks.IterationTimer(),
+            hooks.LRScheduler(scheduler=instantiate(cfg.lr_multiplier)),
+            hooks.EvalHook(cfg.train.eval_period, lambda: do_test(cfg, model)),
+            hooks.PeriodicWriter(writers, cfg.train.log_period) if comm.is_main_process() else None,
+            hooks.PeriodicCheckpointer(checkpointer, **cfg.train.checkpointer),
+        ]
+    )
+    checkpointer.resume_or_load(cfg.train.init_checkpoint, resume=resume)
+    start_iter = trainer.iter + 1 if resume and checkpointer.has_checkpoint() else 0
+    trainer.train(start_iter, cfg.train.max_iter)
+
+
+def main(args: argparse.Namespace) -> None:
+    cfg = LazyConfig.apply_overrides(LazyConfig.load(args.config_file), args.opts)
+    default_setup(cfg, args)
+    if args.eval_only:
+        model = instantiate(cfg.model).to(choose_device(cfg.train.device))
+        Checkpointer(model).load(cfg.train.init_checkpoint)
+        do_test(cfg, model)
+    else:
+        do_train(cfg, args.resume)
+
+
+if __name__ == "__main__":
+    args = default_argument_parser().parse_args()
+    launch(
+        main,
+        args.num_gpus,
+        num_machines=args.num_machines,
+        machine_rank=args.machine_rank,
+        dist_url=args.dist_url,
+        args=(args,),
+    )

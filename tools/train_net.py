@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Train or evaluate what a config describes.
+
+    python tools/train_net.py --config-file configs/digits/cnn.yaml
+    python tools/train_net.py --config-file configs/digits/cnn.yaml SOLVER.BASE_LR 0.02 --resume
+    python tools/train_net.py --config-file … --eval-only MODEL.WEIGHTS=output/model_final.pth
+
+The config names its trainer (`TRAINER: package.module:Class`), so one script serves all projects.
+"""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from engine import launch
+from engine.config import CfgNode, ConfigError, config_template, get_cfg
+from engine.defaults import DefaultTrainer, default_argument_parser, default_setup
+from engine.evaluation import verify_results
+from engine.utils.registry import locate
+
+
+def setup(args: argparse.Namespace) -> CfgNode:
+    """The config: defaults, then the file, then the command line; frozen."""
+    cfg = get_cfg()
+    if args.config_file:
+        cfg.merge_from_file(args.config_file)
+    cfg.merge_from_list(args.opts)
+    cfg.freeze()
+    default_setup(cfg, args)
+    return cfg
+
+
+def main(args: argparse.Namespace) -> Any:
+    cfg = setup(args)
+    trainer_class: type[DefaultTrainer] = locate(cfg.TRAINER) if cfg.TRAINER else DefaultTrainer
+    if args.eval_only:
+        model = trainer_class.build_model(cfg)
+        trainer_class.load_weights(cfg, model, resume=args.resume)
+        results = trainer_class.test(cfg, model)
+        verify_results(cfg, results)
+        return results
+    trainer = trainer_class(cfg)
+    trainer.resume_or_load(resume=args.resume)
+    return trainer.train()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.getcwd())  # trainers of projects in this folder
+    parser = default_argument_parser()
+    parser.add_argument(
+        "--print-config-template", action="store_true", help="print all keys with what they mean"
+    )
+    args = parser.parse_args()
+    if args.print_config_template:
+        print(config_template())
+        sys.exit()
+    try:
+        launch(
+            main,
+            args.num_gpus,
+            num_machines=args.num_machines,
+            machine_rank=args.machine_rank,
+            dist_url=args.dist_url,
+            args=(args,),
+        )
+    except (ConfigError, FileNotFoundError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
