@@ -19,7 +19,7 @@ help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
 
 train: .venv/.stamp-digits ## train on the digits into output/digits
-	$(RUN) tools/plain_train_net.py --output-dir output/digits $(ARGS)
+	$(RUN) tools/train_net.py --config-file configs/digits/cnn.yaml OUTPUT_DIR output/digits $(ARGS)
 
 test: lint ## lint, then all tests
 	$(RUN) -m pytest $(ARGS)

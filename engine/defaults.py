@@ -12,9 +12,13 @@ from torch import nn
 
 from engine import hooks
 from engine.checkpoint import Checkpointer
-from engine.config import CfgNode, track_reads, unread_keys
-from engine.data import MetadataCatalog
-from engine.data.from_config import test_loader_from_config, train_loader_from_config
+from engine.config import CfgNode, ConfigError, track_reads, unread_keys
+from engine.data import DatasetCatalog, MetadataCatalog
+from engine.data.from_config import (
+    members_of,
+    test_loader_from_config,
+    train_loader_from_config,
+)
 from engine.evaluation import (
     ClassificationEvaluator,
     DatasetEvaluator,
@@ -25,7 +29,7 @@ from engine.evaluation import (
     verify_results,
 )
 from engine.events import EventWriter
-from engine.modeling import build_model
+from engine.modeling import build_model, load_weights
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
 from engine.predictor import DefaultPredictor
@@ -84,6 +88,7 @@ class DefaultTrainer(TrainerBase):
         if not logging.getLogger("engine").isEnabledFor(logging.INFO):
             setup_logger()  # default_setup was not called
         track_reads(cfg)
+        self._refuse_unknown_test_sets(cfg)
         cfg = self.auto_scale_workers(cfg, comm.get_world_size())
         model = self.build_model(cfg)
         optimizer = self.build_optimizer(cfg, model)
@@ -95,7 +100,7 @@ class DefaultTrainer(TrainerBase):
             "nonfinite": cfg.SOLVER.NONFINITE,
         }
         if cfg.SOLVER.AMP.ENABLED:
-            options["precision"] = getattr(torch, cfg.SOLVER.AMP.PRECISION)
+            options["precision"] = _precision(cfg.SOLVER.AMP.PRECISION)
             self._trainer: SimpleTrainer = AMPTrainer(model, data_loader, optimizer, **options)
         else:
             self._trainer = SimpleTrainer(model, data_loader, optimizer, **options)
@@ -111,7 +116,7 @@ class DefaultTrainer(TrainerBase):
     def resume_or_load(self, resume: bool = True) -> None:
         """Go on from the last checkpoint in OUTPUT_DIR; without `resume`, or where there is none,
         start from the weights MODEL.WEIGHTS, if any."""
-        resume = resume or self.cfg.CHECKPOINT.AUTO_RESUME
+        resume = self.cfg.CHECKPOINT.AUTO_RESUME or resume
         self.checkpointer.resume_or_load(self.cfg.MODEL.WEIGHTS, resume=resume)
 
     def train(self) -> dict[str, Any]:  # type: ignore[override]
@@ -119,8 +124,10 @@ class DefaultTrainer(TrainerBase):
 
         Ends the process with 1 if they are not those of TEST.EXPECTED_RESULTS.
         """
+        is_finished = self.start_iter == self.max_iter
         super().train(self.start_iter, self.max_iter)
-        if self.cfg.TEST.EXPECTED_RESULTS:
+        # Evaluators may give their results to the main process only.
+        if comm.is_main_process() and not is_finished:
             verify_results(self.cfg, self.last_eval_results)
         return self.last_eval_results
 
@@ -165,6 +172,7 @@ class DefaultTrainer(TrainerBase):
             hooks.PeriodicWriter(self.build_writers(), cfg.LOG_PERIOD)
             if on["PeriodicWriter"] and is_main
             else None,
+            hooks.ProgressBar(cfg.LOG_PERIOD) if on["ProgressBar"] and is_main else None,
             hooks.PeriodicCheckpointer(
                 self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=keep
             )
@@ -211,8 +219,7 @@ class DefaultTrainer(TrainerBase):
     @classmethod
     def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
         """The evaluator for the `evaluator_type` that the data set's metadata names."""
-        members = cfg.DATASETS.TEST_GROUPS.get(dataset_name, [dataset_name])
-        kind = MetadataCatalog.get(members[0]).get("evaluator_type")
+        kind = MetadataCatalog.get(members_of(cfg, dataset_name)[0]).get("evaluator_type")
         predictions = None
         if cfg.TEST.SAVE_PREDICTIONS:
             predictions = os.path.join(cfg.OUTPUT_DIR, "predictions", f"{dataset_name}.pt")
@@ -264,13 +271,7 @@ class DefaultTrainer(TrainerBase):
     def load_weights(cls, cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
         """Load what an evaluation needs: the weights of MODEL.WEIGHTS, or with `resume` of the last
         checkpoint; their average where EMA is on."""
-        loaded = Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(
-            cfg.MODEL.WEIGHTS, resume=resume
-        )
-        hook_states = loaded.get("trainer", {}).get("hooks", {})
-        if cfg.EMA.ENABLED and "EMAHook" in hook_states:
-            model.load_state_dict(hook_states["EMAHook"]["average"], strict=False)
-            logger.info("The averaged weights are used (EMA.ENABLED)")
+        load_weights(cfg, model, resume)
 
     @staticmethod
     def auto_scale_workers(cfg: CfgNode, num_workers: int) -> CfgNode:
@@ -313,10 +314,22 @@ class DefaultTrainer(TrainerBase):
         """Drop the data loader, then take the one that the function builds."""
         self._trainer.reset_data_loader(data_loader_builder)
 
+    def _refuse_unknown_test_sets(self, cfg: CfgNode) -> None:
+        # Now, and not at the first evaluation. A test loader of the user's own knows its names.
+        own_loader = type(self).build_test_loader.__func__  # type: ignore[attr-defined]
+        if own_loader is not DefaultTrainer.build_test_loader.__func__:  # type: ignore[attr-defined]
+            return
+        for name in (*cfg.DATASETS.TEST, *cfg.DATASETS.TEST_GROUPS):
+            for member in members_of(cfg, name):
+                if member not in DatasetCatalog:
+                    DatasetCatalog.get(member)  # raises, with the nearest name
+
     def _list_unread_keys(self) -> None:
-        will_be_read = ("TEST.", "DATASETS.TEST") if self.cfg.DEFAULT_HOOKS.EvalHook.ENABLED else ()
+        will_be_read: tuple[str, ...] = ()
+        if self.cfg.DEFAULT_HOOKS.EvalHook.ENABLED:
+            will_be_read = ("TEST.", "DATASETS.TEST", "DATALOADER.TEST_MAPPER")
         unread = [key for key in unread_keys(self.cfg) if not key.startswith(will_be_read)]
-        if unread:
+        if unread and comm.is_main_process():
             logger.warning("Settings that nothing has read so far: %s", ", ".join(unread))
 
     def _evaluate(self) -> dict[str, Any]:
@@ -351,11 +364,17 @@ class DefaultTrainer(TrainerBase):
 
 def _build_hook(settings: dict[str, Any]) -> hooks.HookBase:
     """A hook from an entry of HOOKS: {NAME: EMAHook, START: 500, PRIORITY: NORMAL}."""
+    if not isinstance(settings, dict) or "NAME" not in settings:
+        raise ConfigError(f"an entry of HOOKS is {{NAME: …, and arguments}}, got {settings!r}")
     arguments = {key.lower(): value for key, value in settings.items()}
-    if "name" not in arguments:
-        raise ValueError(f"an entry of HOOKS needs a NAME, got {settings}")
     priority = arguments.pop("priority", None)
     hook = find(HOOK_REGISTRY, arguments.pop("name"))(**arguments)
     if priority is not None:
         hook.priority = hooks.Priority.parse(priority)
     return hook
+
+
+def _precision(name: str) -> torch.dtype:
+    if name not in ("float16", "bfloat16"):
+        raise ConfigError(f"SOLVER.AMP.PRECISION is {name!r}; expected 'float16' or 'bfloat16'")
+    return getattr(torch, name)

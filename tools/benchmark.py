@@ -29,7 +29,16 @@ from tabulate import tabulate
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine import EventStorage, SimpleTrainer, TrainerBase, get_event_storage, hooks
+from engine import (
+    DefaultTrainer,
+    EventStorage,
+    SimpleTrainer,
+    TrainerBase,
+    get_event_storage,
+    hooks,
+)
+from engine.config import CfgNode, get_cfg
+from engine.evaluation import ClassificationEvaluator, inference_on_dataset
 from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter, scalar
 
 BLOCK = 20  # steps in a block, and the period of the writers
@@ -144,6 +153,67 @@ def engine_against_bare(size: str, blocks: int) -> list[tuple[float, float]]:
     return interleave.pairs
 
 
+class BenchTrainer(DefaultTrainer):
+    """DefaultTrainer with its default hooks and writers, on the parts of the small model."""
+
+    parts = make_parts("small", logs=False)
+
+    @classmethod
+    def build_model(cls, cfg: CfgNode) -> nn.Module:
+        return cls.parts[0]
+
+    @classmethod
+    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+        return cls.parts[2]
+
+    @classmethod
+    def build_train_loader(cls, cfg: CfgNode) -> list:
+        return cls.parts[1]
+
+
+def default_trainer_against_bare(blocks: int) -> list[tuple[float, float]]:
+    interleave = Interleave(bare_block("small"))
+    with tempfile.TemporaryDirectory() as folder:
+        cfg = get_cfg()
+        cfg.merge_from_list([f"SOLVER.MAX_ITER={blocks * BLOCK}", f"OUTPUT_DIR={folder}"])
+        trainer = BenchTrainer(cfg)
+        trainer.register_hooks([interleave])
+        trainer.train()
+    return interleave.pairs
+
+
+def measure_evaluation(rounds: int) -> dict[str, float]:
+    """An evaluation over a bare no-grad loop that computes the same accuracy and loss."""
+    model, batches, _ = make_parts("medium", logs=False)
+    samples = [{"image": images, "label": labels} for images, labels in batches * 10]
+
+    def forward(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return model.layers(batch["image"])
+
+    class Logits(nn.Module):
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return forward(batch)
+
+    @torch.no_grad()
+    def bare() -> None:
+        correct = loss = torch.zeros(())
+        for batch in samples:
+            logits = forward(batch)
+            correct = correct + (logits.argmax(1) == batch["label"]).sum()
+            loss = loss + nn.functional.cross_entropy(logits, batch["label"], reduction="sum")
+
+    pairs = []
+    for number in range(rounds + 3):
+        start = time.process_time()
+        inference_on_dataset(Logits(), samples, ClassificationEvaluator())
+        middle = time.process_time()
+        bare()
+        if number >= 3:
+            pairs.append((middle - start, time.process_time() - middle))
+    ratio, low, high = ratio_with_interval(pairs)
+    return {"ratio": ratio, "low": low, "high": high}
+
+
 def bare_against_bare(size: str, blocks: int) -> list[tuple[float, float]]:
     first, second = bare_block(size), bare_block(size)
     pairs = []
@@ -161,10 +231,15 @@ def measure_steps(blocks: int) -> list[dict[str, Any]]:
     """(a) the step over the bare loop, at three sizes."""
     rows = []
     for size in SIZES:
-        for name, measure in (("engine", engine_against_bare), ("bare", bare_against_bare)):
-            # The larger the step, the fewer blocks give the same precision.
-            count = max(blocks // (1 if size == "small" else 3), 20)
-            pairs = measure(size, count)
+        # The larger the step, the fewer blocks give the same precision.
+        count = max(blocks // (1 if size == "small" else 3), 20)
+        measured = {
+            "SimpleTrainer": engine_against_bare(size, count),
+            "bare": bare_against_bare(size, count),
+        }
+        if size == "small":
+            measured["DefaultTrainer"] = default_trainer_against_bare(count)
+        for name, pairs in measured.items():
             ratio, low, high = ratio_with_interval(pairs)
             bare_us = sum(bare for _, bare in pairs) / len(pairs) / BLOCK * 1e6
             rows.append(
@@ -341,6 +416,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     sections: list[tuple[str, str, Callable[[], Any]]] = [
         ("steps", "(a) a step over the bare loop", lambda: measure_steps(600 // scale)),
+        ("evaluation", "an evaluation over a bare loop", lambda: measure_evaluation(60 // scale)),
         ("empty_step", "a step that does nothing", lambda: measure_empty_step(20000 // scale)),
         ("puts", "(b) put_scalar, and a write of 10 names", measure_puts),
         ("wide_write", "one write of 200 names", measure_wide_write),

@@ -17,6 +17,7 @@ from engine import launch
 from engine.config import CfgNode, ConfigError, config_template, get_cfg
 from engine.defaults import DefaultTrainer, default_argument_parser, default_setup
 from engine.evaluation import verify_results
+from engine.parallel import comm
 from engine.utils.registry import locate
 
 
@@ -38,7 +39,8 @@ def main(args: argparse.Namespace) -> Any:
         model = trainer_class.build_model(cfg)
         trainer_class.load_weights(cfg, model, resume=args.resume)
         results = trainer_class.test(cfg, model)
-        verify_results(cfg, results)
+        if comm.is_main_process():
+            verify_results(cfg, results)
         return results
     trainer = trainer_class(cfg)
     trainer.resume_or_load(resume=args.resume)
@@ -64,5 +66,5 @@ if __name__ == "__main__":
             dist_url=args.dist_url,
             args=(args,),
         )
-    except (ConfigError, FileNotFoundError) as error:
+    except (ConfigError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -288,6 +288,10 @@ _C.DEFAULT_HOOKS.PeriodicCheckpointer.ENABLED = True
 _C.DEFAULT_HOOKS.EvalHook = CN()
 # False leaves it out.
 _C.DEFAULT_HOOKS.EvalHook.ENABLED = True
+# Shows a bar instead of lines, on a terminal.
+_C.DEFAULT_HOOKS.ProgressBar = CN()
+# False leaves it out.
+_C.DEFAULT_HOOKS.ProgressBar.ENABLED = True
 # Runs the writers every LOG_PERIOD and at the end.
 _C.DEFAULT_HOOKS.PeriodicWriter = CN()
 # False leaves it out.

@@ -1,5 +1,6 @@
 import io
 import logging
+import re
 import os
 import signal
 import subprocess
@@ -36,8 +37,13 @@ class Terminal(io.StringIO):
 def test_a_line_goes_to_the_console_and_to_the_file(tmp_path, capsys, name):
     setup_logger(tmp_path, name=name).info("12 images")
     printed = capsys.readouterr().out
-    assert printed.endswith(f"{name} INFO: 12 images\n")
-    assert (tmp_path / "log.txt").read_text() == printed
+    assert re.fullmatch(r"\[\d\d/\d\d \d\d:\d\d:\d\d\] 12 images\n", printed)
+    assert (tmp_path / "log.txt").read_text().endswith(f" {name} INFO] 12 images\n")
+
+
+def test_the_console_names_the_source_of_a_warning(capsys, name):
+    setup_logger(name=name).warning("late")
+    assert capsys.readouterr().out.endswith(f" {name} WARNING] late\n")
 
 
 @pytest.mark.parametrize(
@@ -131,10 +137,12 @@ def test_colour_can_be_switched_off(name, monkeypatch):
     assert "\033" not in terminal.getvalue()
 
 
-@pytest.mark.parametrize(("abbreviation", "shown"), [("t", "t.hooks INFO"), ("", "] hooks INFO")])
+@pytest.mark.parametrize(
+    ("abbreviation", "shown"), [("t", " t.hooks WARNING]"), ("", " hooks WARNING]")]
+)
 def test_the_name_can_be_shortened(capsys, name, abbreviation, shown):
     setup_logger(name=name, abbrev_name=abbreviation)
-    logging.getLogger(f"{name}.hooks").info("hello")
+    logging.getLogger(f"{name}.hooks").warning("hello")
     assert shown in capsys.readouterr().out
 
 
@@ -162,7 +170,7 @@ def test_a_killed_process_has_written_all_its_lines(tmp_path):
 def lines(name, capsys):
     """Messages printed so far by the logger `name`."""
     setup_logger(name=name)
-    return lambda: [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    return lambda: [line.split("] ", 1)[1] for line in capsys.readouterr().out.splitlines()]
 
 
 def test_log_first_n_counts_by_line_of_code(name, lines):
