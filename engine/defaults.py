@@ -5,6 +5,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from engine.solver import (
 from engine.solver.scaling import lengths_in_iterations, scale_to_processes
 from engine.startup import default_argument_parser, default_setup, default_writers
 from engine.train_loop import AMPTrainer, SimpleTrainer, TrainerBase
+from engine.utils.analysis import model_summary, parameter_status_table
 from engine.utils.files import atomic_write
 from engine.utils.logger import setup_logger
 from engine.utils.registry import Registry, find
@@ -93,6 +95,8 @@ class DefaultTrainer(TrainerBase):
         model = self.build_model(cfg)
         optimizer = self.build_optimizer(cfg, model)
         data_loader = self.build_train_loader(cfg)
+        if cfg.PARALLEL.STRATEGY != "ddp":
+            raise ValueError(f"PARALLEL.STRATEGY must be 'ddp', got {cfg.PARALLEL.STRATEGY!r}")
         model = create_ddp_model(model, **{k.lower(): v for k, v in cfg.PARALLEL.DDP.items()})
         options = {
             "accumulate": cfg.SOLVER.ACCUMULATE,
@@ -126,6 +130,11 @@ class DefaultTrainer(TrainerBase):
         """
         is_finished = self.start_iter == self.max_iter
         super().train(self.start_iter, self.max_iter)
+        datasets = self.cfg.DATASETS
+        if datasets.VAL and (datasets.TEST or datasets.TEST_GROUPS) and not is_finished:
+            self.before_eval()  # hooks may have weights for evaluations
+            self.last_eval_results = self.test(self.cfg, self.model)
+            self.after_eval({})
         # Evaluators may give their results to the main process only.
         if comm.is_main_process() and not is_finished:
             verify_results(self.cfg, self.last_eval_results)
@@ -133,6 +142,9 @@ class DefaultTrainer(TrainerBase):
 
     def before_train(self) -> None:
         self._trainer.start_data_at(self.start_iter)
+        if self.cfg.ANALYSIS.ENABLED and comm.is_main_process():
+            logger.info(model_summary(self.model, next(iter(self.data_loader))))
+            logger.info("Parameters:\n%s", parameter_status_table(self.model))
         super().before_train()
         self._list_unread_keys()
 
@@ -161,12 +173,14 @@ class DefaultTrainer(TrainerBase):
         on = {name: node.ENABLED for name, node in cfg.DEFAULT_HOOKS.items()}
         is_main = comm.is_main_process()
         keep = cfg.CHECKPOINT.KEEP_LAST or None
+        # Bound to a proxy: a hook that held its trainer would keep the model from being freed.
+        evaluate = partial(type(self)._evaluate, weakref.proxy(self))
         return [
             hooks.IterationTimer() if on["IterationTimer"] else None,
             hooks.LRScheduler() if on["LRScheduler"] else None,
             self._build_ema_hook(),
             self._build_precise_bn_hook(),
-            hooks.EvalHook(cfg.TEST.EVAL_PERIOD, self._evaluate) if on["EvalHook"] else None,
+            hooks.EvalHook(cfg.TEST.EVAL_PERIOD, evaluate) if on["EvalHook"] else None,
             self._build_best_checkpointer(),
             self._build_early_stopping(),
             hooks.PeriodicWriter(self.build_writers(), cfg.LOG_PERIOD)
@@ -319,7 +333,7 @@ class DefaultTrainer(TrainerBase):
         own_loader = type(self).build_test_loader.__func__  # type: ignore[attr-defined]
         if own_loader is not DefaultTrainer.build_test_loader.__func__:  # type: ignore[attr-defined]
             return
-        for name in (*cfg.DATASETS.TEST, *cfg.DATASETS.TEST_GROUPS):
+        for name in (*cfg.DATASETS.VAL, *cfg.DATASETS.TEST, *cfg.DATASETS.TEST_GROUPS):
             for member in members_of(cfg, name):
                 if member not in DatasetCatalog:
                     DatasetCatalog.get(member)  # raises, with the nearest name
@@ -327,13 +341,18 @@ class DefaultTrainer(TrainerBase):
     def _list_unread_keys(self) -> None:
         will_be_read: tuple[str, ...] = ()
         if self.cfg.DEFAULT_HOOKS.EvalHook.ENABLED:
-            will_be_read = ("TEST.", "DATASETS.TEST", "DATALOADER.TEST_MAPPER")
+            will_be_read = ("TEST.", "DATASETS.TEST", "DATASETS.VAL", "DATALOADER.TEST_MAPPER")
         unread = [key for key in unread_keys(self.cfg) if not key.startswith(will_be_read)]
         if unread and comm.is_main_process():
             logger.warning("Settings that nothing has read so far: %s", ", ".join(unread))
 
     def _evaluate(self) -> dict[str, Any]:
-        self.last_eval_results = self.test(self.cfg, self.model)
+        cfg = self.cfg
+        if cfg.DATASETS.VAL:
+            cfg = cfg.clone()
+            cfg.defrost()
+            cfg.DATASETS.TEST, cfg.DATASETS.TEST_GROUPS = cfg.DATASETS.VAL, CfgNode()
+        self.last_eval_results = self.test(cfg, self.model)
         return self.last_eval_results
 
     def _build_ema_hook(self) -> hooks.HookBase | None:

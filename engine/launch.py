@@ -26,9 +26,9 @@ def launch(
     """Call `main_func(*args)` in `num_gpus_per_machine` processes on each machine.
 
     Without accelerators the processes compute on the CPU. Returns what rank 0 of this machine
-    returned. One process on one machine is this one.
+    returned. One process on one machine is this one, and so it is with 0 accelerators.
     """
-    if num_gpus_per_machine * num_machines == 1:
+    if num_gpus_per_machine * num_machines <= 1:
         return main_func(*args)
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 

@@ -1,10 +1,15 @@
-"""Models by name: the registry, and building the one that a config names."""
+"""Models by name: the registry, building the one that a config names, and loading its weights."""
+
+import logging
 
 from torch import nn
 
+from engine.checkpoint import Checkpointer
 from engine.config import CfgNode
 from engine.parallel.device import choose_device
 from engine.utils.registry import Registry, find
+
+logger = logging.getLogger(__name__)
 
 META_ARCH_REGISTRY = Registry("META_ARCH")
 """Models that a config names in MODEL.META_ARCHITECTURE."""
@@ -17,3 +22,13 @@ def build_model(cfg: CfgNode) -> nn.Module:
     """
     model = find(META_ARCH_REGISTRY, cfg.MODEL.META_ARCHITECTURE)(**cfg.MODEL.ARGS)
     return model.to(choose_device(cfg.MODEL.DEVICE))
+
+
+def load_weights(cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
+    """Load what an evaluation needs: the weights of MODEL.WEIGHTS, or with `resume` of the last
+    checkpoint; their average where EMA is on."""
+    loaded = Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(cfg.MODEL.WEIGHTS, resume=resume)
+    hook_states = loaded.get("trainer", {}).get("hooks", {})
+    if cfg.EMA.ENABLED and "EMAHook" in hook_states:
+        model.load_state_dict(hook_states["EMAHook"]["average"], strict=False)
+        logger.info("The averaged weights are used (EMA.ENABLED)")

@@ -3,26 +3,27 @@
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
 
-from engine.checkpoint import Checkpointer
 from engine.config import CfgNode
-from engine.modeling import build_model
+from engine.data import build_test_loader
+from engine.data.from_config import find_mapper
+from engine.modeling import build_model, load_weights
 
 
 class DefaultPredictor:
     """The model of a config with its weights, called with one sample at a time.
 
-    The sample is what a test set holds, e.g. {"image": tensor}; the outputs are the model's, for
-    a batch of one.
+    The sample is what a test set holds, e.g. {"image": tensor}, before TEST_MAPPER; the outputs
+    are the model's, for a batch of one.
     """
 
     def __init__(self, cfg: CfgNode) -> None:
         self.cfg = cfg.clone()
         self.model = build_model(cfg)
         self.model.eval()
-        Checkpointer(self.model).load(cfg.MODEL.WEIGHTS)
+        self.mapper = find_mapper(cfg.DATALOADER.TEST_MAPPER)
+        load_weights(cfg, self.model)
 
     @torch.no_grad()
     def __call__(self, sample: Any) -> Any:
-        return self.model(default_collate([sample]))
+        return self.model(next(iter(build_test_loader([sample], mapper=self.mapper))))

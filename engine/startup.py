@@ -92,7 +92,9 @@ def default_setup(cfg: Any, args: Any) -> None:
 
 
 def default_writers(output_dir: str, max_iter: int | None = None) -> list[EventWriter]:
-    """The console, `metrics.json` and TensorBoard."""
+    """The console, `metrics.json` and TensorBoard; without a folder, the console alone."""
+    if not output_dir:
+        return [CommonMetricPrinter(max_iter)]
     PathManager.mkdirs(output_dir)
     return [
         CommonMetricPrinter(max_iter),

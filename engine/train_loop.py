@@ -21,6 +21,7 @@ from engine.events.step_metrics import (
 )
 from engine.hooks.base import HookBase
 from engine.hooks.hook_list import HookList, attach_error
+from engine.utils.cpu_bfloat16 import has_working_bfloat16_kernels, without_onednn
 from engine.utils.endless import EndlessIterator, batches_per_epoch
 
 logger = logging.getLogger(__name__)
@@ -113,9 +114,11 @@ class TrainerBase:
     def before_step(self) -> None:
         self._iter_is_ahead = True
         self.storage.iter = self.iter
-        if self._hook_list.calls["before_epoch"] and self._begins_epoch():
-            self._hook_list.run("before_epoch")
-        self._hook_list.run("before_step")
+        hooks = self._hook_list
+        if hooks.calls["before_epoch"] and self._begins_epoch():
+            hooks.run("before_epoch")
+        if hooks.calls["before_step"]:
+            hooks.run("before_step")
 
     def after_backward(self) -> None:
         if self._hook_list.calls["after_backward"]:
@@ -125,9 +128,11 @@ class TrainerBase:
 
     def after_step(self) -> None:
         self._iter_is_ahead = False
-        self._hook_list.run("after_step")
-        if self._hook_list.calls["after_epoch"] and self._ends_epoch():
-            self._hook_list.run("after_epoch")
+        hooks = self._hook_list
+        if hooks.calls["after_step"]:
+            hooks.run("after_step")
+        if hooks.calls["after_epoch"] and self._ends_epoch():
+            hooks.run("after_epoch")
 
     def before_eval(self) -> None:
         self._hook_list.run("before_eval")
@@ -387,6 +392,8 @@ class SimpleTrainer(TrainerBase):
 
     def _forward(self, data: Any) -> Metrics:
         output = self.model(data)
+        if type(output) is dict and output:
+            return output
         if isinstance(output, torch.Tensor):
             return {"total_loss": output}
         if not output or not hasattr(output, "items"):
@@ -460,6 +467,18 @@ class AMPTrainer(SimpleTrainer):
         self.grad_scaler = grad_scaler
         self.precision = precision
         self.log_grad_scaler = log_grad_scaler
+        is_bfloat16_on_cpu = (self._device_type, precision) == ("cpu", torch.bfloat16)
+        self._avoids_onednn = is_bfloat16_on_cpu and not has_working_bfloat16_kernels()
+        if self._avoids_onednn:
+            logger.warning(
+                "oneDNN's bfloat16 kernels do not run on this machine: torch's own are used"
+            )
+
+    def _run_batch(self, is_first: bool = True) -> tuple[Metrics, float]:
+        if not self._avoids_onednn:
+            return super()._run_batch(is_first)
+        with without_onednn():
+            return super()._run_batch(is_first)
 
     def _forward(self, data: Any) -> Metrics:
         with torch.autocast(self._device_type, dtype=self.precision):

@@ -1,9 +1,14 @@
 import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from engine.config import CfgNode, get_cfg
 
 torch.set_num_threads(1)  # the models of tests are too small for more
 
@@ -48,3 +53,70 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(logger, "handlers", [])
     with caplog.at_level(logging.INFO, "engine"):
         yield caplog
+
+
+@pytest.fixture
+def own_loggers() -> Iterator[None]:
+    """Undoes what `setup_logger` does to the loggers of engine and fvcore, and closes its files."""
+    loggers = [logging.getLogger(name) for name in ("engine", "fvcore")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    for logger in loggers:
+        logger.handlers = []
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        for handler in logger.handlers:
+            handler.close()
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def digits_cfg(tmp_path: Path) -> Callable[..., CfgNode]:
+    """Makes the frozen config of a short run on the digits: `digits_cfg("SEED", 1, ...)`."""
+
+    def make(*overrides: Any) -> CfgNode:
+        cfg = get_cfg()
+        cfg.merge_from_other_cfg(
+            {
+                "OUTPUT_DIR": str(tmp_path / "run"),
+                "SEED": 0,
+                "MODEL": {
+                    "META_ARCHITECTURE": "engine.zoo.digits:DigitsMLP",
+                    "ARGS": {"hidden": 16},
+                },
+                "DATASETS": {"TRAIN": ["digits_train"], "TEST": ["digits_test"]},
+                "DATALOADER": {"NUM_WORKERS": 0},
+                "SOLVER": {
+                    "MAX_ITER": 20,
+                    "BASE_LR": 0.1,
+                    "STEPS": [15],
+                    "WARMUP_ITERS": 0,
+                    "CHECKPOINT_PERIOD": 10,
+                },
+                "TEST": {"BATCH_SIZE": 360},
+                "LOG_PERIOD": 1,
+            }
+        )
+        cfg.merge_from_list(overrides)
+        cfg.freeze()
+        return cfg
+
+    return make
+
+
+@pytest.fixture
+def closed_writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Closes the writers of a DefaultTrainer that a test builds and does not run."""
+    from engine import defaults
+
+    opened = []
+
+    def build(*args: Any) -> list[Any]:
+        opened.append(default_writers(*args))
+        return opened[-1]
+
+    default_writers = defaults.default_writers
+    monkeypatch.setattr(defaults, "default_writers", build)
+    yield
+    for writer in (writer for writers in opened for writer in writers):
+        writer.close()

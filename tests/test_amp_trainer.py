@@ -155,3 +155,20 @@ def test_a_resumed_run_ends_with_the_same_weights_and_scale(model, batches, tmp_
     assert torch.equal(weights(other), weights(model))
     assert resumed.grad_scaler.state_dict() == straight.grad_scaler.state_dict()
     assert losses(resumed) == losses(straight)
+
+
+class Fit(nn.Module):
+    """Two layers that learn to give 1, large enough for the CPU's fast kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return (self.layers(batch).float() - 1).pow(2).mean()
+
+
+def test_bfloat16_trains_at_sizes_that_use_the_fast_kernels():
+    trainer = make_trainer(Fit(), [torch.randn(32, 64)], precision=torch.bfloat16)
+    trainer.train(0, 40)
+    assert losses(trainer)[-1] < losses(trainer)[0] / 2

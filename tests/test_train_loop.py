@@ -16,7 +16,7 @@ class Steps(TrainerBase):
 
     def __init__(self, *hooks: HookBase, epoch_length: int | None = None) -> None:
         super().__init__()
-        self.epoch_length = epoch_length
+        self._length = epoch_length
         self.done: list[int] = []
         self.register_hooks(hooks)
 
@@ -25,7 +25,7 @@ class Steps(TrainerBase):
         self.done.append(self.iter)
 
     def epoch_of(self, iteration: int) -> int | None:
-        return None if self.epoch_length is None else iteration // self.epoch_length
+        return None if self._length is None else iteration // self._length
 
 
 class Evaluation(HookBase):

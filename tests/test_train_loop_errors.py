@@ -22,14 +22,14 @@ class Steps(TrainerBase):
 
     def __init__(self, *hooks: HookBase, epoch_length: int | None = None) -> None:
         super().__init__()
-        self.epoch_length = epoch_length
+        self._length = epoch_length
         self.register_hooks(hooks)
 
     def run_step(self) -> None:
         self.after_backward()
 
     def epoch_of(self, iteration: int) -> int | None:
-        return None if self.epoch_length is None else iteration // self.epoch_length
+        return None if self._length is None else iteration // self._length
 
 
 class Evaluation(HookBase):

@@ -55,9 +55,9 @@ def do_train(cfg: Any, resume: bool) -> None:
             hooks.PeriodicCheckpointer(checkpointer, **cfg.train.checkpointer),
         ]
     )
+    trainer.iter = -1  # the last finished iteration, unless a checkpoint knows better
     checkpointer.resume_or_load(cfg.train.init_checkpoint, resume=resume)
-    start_iter = trainer.iter + 1 if resume and checkpointer.has_checkpoint() else 0
-    trainer.train(start_iter, cfg.train.max_iter)
+    trainer.train(trainer.iter + 1, cfg.train.max_iter)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -21,19 +21,19 @@ from engine.parallel import comm
 from engine.utils.registry import locate
 
 
-def setup(args: argparse.Namespace) -> CfgNode:
+def read_config(args: argparse.Namespace) -> CfgNode:
     """The config: defaults, then the file, then the command line; frozen."""
     cfg = get_cfg()
     if args.config_file:
         cfg.merge_from_file(args.config_file)
     cfg.merge_from_list(args.opts)
     cfg.freeze()
-    default_setup(cfg, args)
     return cfg
 
 
 def main(args: argparse.Namespace) -> Any:
-    cfg = setup(args)
+    cfg = read_config(args)
+    default_setup(cfg, args)
     trainer_class: type[DefaultTrainer] = locate(cfg.TRAINER) if cfg.TRAINER else DefaultTrainer
     if args.eval_only:
         model = trainer_class.build_model(cfg)
@@ -58,6 +58,7 @@ if __name__ == "__main__":
         print(config_template())
         sys.exit()
     try:
+        read_config(args)  # a mistake in it is one message, however many processes there shall be
         launch(
             main,
             args.num_gpus,

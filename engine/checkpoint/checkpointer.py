@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
-from fvcore.common.checkpoint import _IncompatibleKeys
+from fvcore.common.checkpoint import _filter_reused_missing_keys, _IncompatibleKeys
 from tabulate import tabulate
 from torch import nn
 
@@ -65,7 +65,7 @@ class Checkpointer(FvcoreCheckpointer):
 
         Returns what else the file holds. Raises if no weight fits the model.
         """
-        self._match_names = path.endswith(_HEURISTICS)
+        self._loading = path
         path = path.removesuffix(_HEURISTICS)
         if path and not self.path_manager.isfile(path):
             raise FileNotFoundError(
@@ -84,7 +84,7 @@ class Checkpointer(FvcoreCheckpointer):
         for number, candidate in enumerate(candidates):
             try:
                 loaded = self.load(candidate)
-            except CheckpointError as error:
+            except (CheckpointError, FileNotFoundError) as error:
                 if number == len(candidates) - 1:
                     raise
                 self.logger.warning("%s; trying %s", error, candidates[number + 1])
@@ -107,7 +107,7 @@ class Checkpointer(FvcoreCheckpointer):
         numbered = [
             (int(match[1]), os.path.join(self.save_dir, name))
             for name in os.listdir(self.save_dir)
-            if (match := re.fullmatch(r".*_(\d+)\.pth", name))
+            if (match := re.fullmatch(r".*_(\d{7,})\.pth", name))
         ]
         paths = [path for _, path in sorted(numbered, reverse=True)]
         if self.has_checkpoint():
@@ -125,14 +125,15 @@ class Checkpointer(FvcoreCheckpointer):
             raise ImportError("pip install safetensors to load this file") from error
         except Exception as error:
             raise CheckpointError(
-                f"the checkpoint {f} cannot be loaded: it is damaged, or holds more than plain "
-                f"values ({type(error).__name__}: {str(error).splitlines()[0]})"
+                f"the checkpoint {f} cannot be loaded: {_reason(error)}"
             ) from error
-        return loaded if "model" in loaded else {"model": loaded}
+        if isinstance(loaded, dict) and isinstance(loaded.get("model", loaded), dict):
+            return loaded if "model" in loaded else {"model": loaded}
+        raise CheckpointError(f"the checkpoint {f} cannot be loaded: it holds no dict of weights")
 
     def _load_model(self, checkpoint: dict[str, Any]) -> _IncompatibleKeys:
         names = list(self.model.state_dict())
-        if self._match_names:
+        if self._loading.endswith(_HEURISTICS):
             saved = checkpoint["model"]
             matches = match_by_suffix(list(saved), names)
             checkpoint["model"] = {matches.get(name, name): v for name, v in saved.items()}
@@ -140,18 +141,31 @@ class Checkpointer(FvcoreCheckpointer):
         unfit = {*result.missing_keys, *(name for name, *_ in result.incorrect_shapes)}
         if names and unfit >= set(names):
             raise CheckpointError(
-                "no weight of the checkpoint fits the model: it is of another architecture\n"
+                f"no weight of {self._loading} fits the model: it is of another architecture\n"
                 + _mismatch_table(result)
             )
         return result
 
     def _log_incompatible_keys(self, incompatible: _IncompatibleKeys) -> None:
+        # A weight with two names is not missing when it was loaded under one of them.
+        unloaded = set(_filter_reused_missing_keys(self.model, incompatible.missing_keys))
+        missing = [name for name in incompatible.missing_keys if name in unloaded]
+        incompatible = incompatible._replace(missing_keys=missing)
         if any(incompatible):
             self.logger.warning("Weights that do not fit:\n%s", _mismatch_table(incompatible))
 
 
+def _reason(error: Exception) -> str:
+    """Why a file was refused, without torch's advice to load it unsafely."""
+    if found := re.search(r"GLOBAL (\S+)", str(error)):
+        return f"it holds {found[1]}, which is no plain value: loading it could run code"
+    return f"it is damaged, or not a checkpoint ({type(error).__name__})"
+
+
 def _mismatch_table(result: _IncompatibleKeys, most: int = 40) -> str:
-    rows = [(name, "in the model only", "") for name in result.missing_keys]
+    misshapen = {name for name, *_ in result.incorrect_shapes}  # these count as missing too
+    missing = [name for name in result.missing_keys if name not in misshapen]
+    rows = [(name, "in the model only", "") for name in missing]
     rows += [(name, "in the checkpoint only", "") for name in result.unexpected_keys]
     rows += [
         (name, "other shape", f"{saved} in the checkpoint, {wanted} in the model")

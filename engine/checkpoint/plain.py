@@ -1,29 +1,38 @@
 """Checkpoints hold plain values, so that they load without running code."""
 
-import numbers
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import torch
+from torch.serialization import get_safe_globals
 
-_LEAVES = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_PYTHON = {type(None), bool, int, float, complex, str}
+_PLAIN = _PYTHON | {torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, torch.Size}
 
 
 def as_plain(value: Any, where: str) -> Any:
     """The value with NumPy numbers as Python ones; what `weights_only` would refuse is refused.
 
-    `where` names the value in the error. Tensors are handed on as they are.
+    `where` names the value in the error. Tensors are handed on as they are, and so is what was
+    declared with `torch.serialization.add_safe_globals`.
     """
-    if isinstance(value, torch.Tensor) or value is None or type(value) in _LEAVES:
+    if type(value) in _PLAIN:
         return value
-    if isinstance(value, (np.generic, numbers.Number)) and hasattr(value, "item"):
+    if isinstance(value, np.generic) and type(value.item()) in _PYTHON:
         return value.item()
     if isinstance(value, dict):
-        return {
+        plain: Any = {
             as_plain(key, where): as_plain(one, f"{where}[{key!r}]") for key, one in value.items()
         }
+        if hasattr(value, "_metadata"):  # of a module's state dict: the versions of its parts
+            plain = OrderedDict(plain)
+            plain._metadata = as_plain(dict(value._metadata), f"{where}._metadata")
+        return plain
     if type(value) in (list, tuple):
         return type(value)(as_plain(one, f"{where}[{i}]") for i, one in enumerate(value))
+    if type(value) in get_safe_globals():
+        return value
     raise TypeError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}: a checkpoint holds "
         "tensors, numbers, strings, lists, tuples and dicts only; convert it in state_dict()"

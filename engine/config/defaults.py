@@ -49,7 +49,9 @@ _C.DATASETS = CN()
 _C.DATASETS.TRAIN = ()
 # How often each sample of a data set comes in an epoch: [[name, 2.0], ...]; others once.
 _C.DATASETS.TRAIN_REPEAT_FACTOR = []
-# To evaluate on at the end and every TEST.EVAL_PERIOD; results are kept apart.
+# To evaluate on while training, every TEST.EVAL_PERIOD and at the end; where empty, TEST is.
+_C.DATASETS.VAL = ()
+# To evaluate on after training and with --eval-only; results are kept apart.
 _C.DATASETS.TEST = ()
 # Test sets that share a row in the table of results: {group: [name, ...]}.
 _C.DATASETS.TEST_GROUPS = CN(new_allowed=True)
@@ -299,7 +301,7 @@ _C.DEFAULT_HOOKS.PeriodicWriter.ENABLED = True
 
 # Parameters, FLOPs and activations of the model.
 _C.ANALYSIS = CN()
-# Log them at the start.
+# Log them at the start, for the first batch, and which parameters are trained.
 _C.ANALYSIS.ENABLED = False
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from engine.config import CfgNode
 from engine.data.catalog import get_dataset
@@ -13,6 +13,7 @@ from engine.data.samplers import (
     SAMPLER_REGISTRY,
     RandomSubsetTrainingSampler,
     RepeatFactorTrainingSampler,
+    TrainingSampler,
 )
 from engine.utils.registry import find, locate
 
@@ -26,7 +27,7 @@ def train_loader_from_config(cfg: CfgNode) -> Any:
     return find(TRAIN_LOADER_REGISTRY, loader.TRAIN_LOADER)(
         dataset,
         total_batch_size=cfg.SOLVER.IMS_PER_BATCH,
-        mapper=_mapper(loader.MAPPER),
+        mapper=find_mapper(loader.MAPPER),
         sampler=_sampler(cfg, dataset),
         seed=cfg.SEED,
         num_workers=loader.NUM_WORKERS,
@@ -39,21 +40,37 @@ def train_loader_from_config(cfg: CfgNode) -> Any:
 def test_loader_from_config(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
     """A loader over one test set, or over those of a group of DATASETS.TEST_GROUPS."""
     return build_test_loader(
-        get_dataset(cfg.DATASETS.TEST_GROUPS.get(dataset_name, dataset_name)),
-        mapper=_mapper(cfg.DATALOADER.TEST_MAPPER),
+        get_dataset(members_of(cfg, dataset_name)),
+        mapper=find_mapper(cfg.DATALOADER.TEST_MAPPER),
         batch_size=cfg.TEST.BATCH_SIZE,
         num_workers=cfg.DATALOADER.NUM_WORKERS,
     )
 
 
-def _mapper(name: str) -> Callable[..., Any] | None:
+def members_of(cfg: CfgNode, dataset_name: str) -> list[str]:
+    """The data sets of a group of DATASETS.TEST_GROUPS; of a data set its own name."""
+    members = cfg.DATASETS.TEST_GROUPS.get(dataset_name, dataset_name)
+    if not members:
+        raise ValueError(f"the group {dataset_name!r} of DATASETS.TEST_GROUPS names no data set")
+    return [members] if isinstance(members, str) else list(members)
+
+
+def find_mapper(name: str) -> Callable[..., Any] | None:
+    """The function that a config names, "package.module:function"; None for ""."""
     return locate(name) if name else None
 
 
-def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int]:
+def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int] | None:
+    if isinstance(dataset, IterableDataset):  # chooses its samples itself
+        return None
     name, loader = cfg.DATALOADER.SAMPLER_TRAIN, cfg.DATALOADER
     sampler_class = find(SAMPLER_REGISTRY, name)
     if issubclass(sampler_class, RepeatFactorTrainingSampler) or cfg.DATASETS.TRAIN_REPEAT_FACTOR:
+        if sampler_class not in (TrainingSampler, RepeatFactorTrainingSampler):
+            raise ValueError(
+                f"DATASETS.TRAIN_REPEAT_FACTOR does not go with the sampler {name}: use "
+                "TrainingSampler or RepeatFactorTrainingSampler"
+            )
         factors = _repeat_factors(cfg.DATASETS.TRAIN, cfg.DATASETS.TRAIN_REPEAT_FACTOR)
         if issubclass(sampler_class, RepeatFactorTrainingSampler):
             factors *= RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(

@@ -25,8 +25,6 @@ class HistoryBuffer:
         self._iterations = array("q")
         self._evicted = 0
         self._sum, self._summed = 0.0, 0  # of how many values from the first on
-        self._reading_of = (0, 0)  # the count and iterations of the last `reading`
-        self._reading = (0.0, 0, 0)
 
     def update(self, value: float, iteration: float | None = None) -> None:
         """Add a value; the iteration defaults to the number of updates so far."""
@@ -35,8 +33,8 @@ class HistoryBuffer:
 
     def extend(self, values: list[float], iterations: list[int]) -> None:
         """Add values with their iterations, oldest first."""
-        self._values.extend(values)
-        self._iterations.extend(iterations)
+        self._values.fromlist(values)  # twice as quick as its `extend`
+        self._iterations.fromlist(iterations)
         if len(self._values) > self._limit:
             self._trim()
 
@@ -72,19 +70,19 @@ class HistoryBuffer:
         self._bring_sum_up_to_date()
         return self._sum / self._summed
 
+    def recent(self, iterations: int) -> list[float]:
+        """The values of the last so many iterations, going back until one is older."""
+        self._catch_up()
+        return self._window(iterations)
+
     def reading(self, iterations: int) -> tuple[float, int, int]:
         """The median over the last so many iterations, the latest iteration, and the count.
 
-        Over 1 it is the latest value. Computed once for all that ask.
+        Over 0 it is the latest value. It does not `catch_up`: a storage asks all its histories.
         """
-        self._catch_up()
-        count, latest = self._evicted + len(self._values), self._iterations[-1]
-        if self._reading_of != (count, iterations):
-            value = self._values[-1]
-            if iterations > 1:
-                value = _median(self._window(latest - iterations, iterations))
-            self._reading, self._reading_of = (value, latest, count), (count, iterations)
-        return self._reading
+        values = self._values
+        value = _median(self._window(iterations)) if iterations > 0 else values[-1]
+        return value, self._iterations[-1], self._evicted + len(values)
 
     def values(self) -> list[tuple[float, int]]:
         """The kept (value, iteration) pairs, oldest first."""
@@ -117,13 +115,13 @@ class HistoryBuffer:
         self._iterations = array("q", state["iterations"])
         self._evicted = state["count"] - len(self._values)
         self._sum, self._summed = state["sum"], state["count"]
-        self._reading_of = (0, 0)
 
-    def _window(self, oldest: int, usual: int) -> list[float]:
-        """The values that came after an iteration; most scalars have the usual number of them."""
-        iterations = self._iterations
-        if len(iterations) > usual and iterations[-usual - 1] <= oldest < iterations[-usual]:
-            return self._values[-usual:].tolist()
+    def _window(self, iterations: int) -> list[float]:
+        at = self._iterations
+        oldest = at[-1] - iterations
+        # Most scalars have one value in each iteration, and a slice is quicker than a search.
+        if len(at) > iterations and at[-iterations - 1] <= oldest < min(at[-iterations:]):
+            return self._values[-iterations:].tolist()
         return self._last(self.count_since(oldest))
 
     def _last(self, window_size: int) -> list[float]:

@@ -9,6 +9,9 @@ from engine.events.storage import get_event_storage
 from engine.events.writer import EventWriter
 from engine.utils.files import PathManager, atomic_write
 
+# Refuses NaN and infinity with a ValueError. Made once: json.dumps would make it for each line.
+_encode_finite = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
+
 
 class JSONWriter(EventWriter):
     """Appends the scalars to a file, one JSON object a line with its `iteration`::
@@ -22,9 +25,7 @@ class JSONWriter(EventWriter):
     def __init__(self, json_file: str, window_size: int | None = None) -> None:
         self._json_file = os.fspath(json_file)
         self._window_size = window_size
-        self._kept: dict[
-            str, int
-        ] = {}  # by name, the last iteration that a rewind left in the file
+        self._kept: dict[str, int] = {}  # by name, the last iteration in the file after a rewind
         self._file: TextIO | None = self._open()
 
     def write(self) -> None:
@@ -60,7 +61,7 @@ class JSONWriter(EventWriter):
 
 def _line(iteration: int, record: dict[str, float]) -> str:
     try:
-        text = json.dumps({**record, "iteration": iteration}, sort_keys=True, allow_nan=False)
+        text = _encode_finite({**record, "iteration": iteration})
     except ValueError:
         finite = {name: v if math.isfinite(v) else None for name, v in record.items()}
         text = json.dumps({**finite, "iteration": iteration}, sort_keys=True)

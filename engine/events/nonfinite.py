@@ -81,7 +81,8 @@ def find_nonfinite(total_loss: float | torch.Tensor, values: Metrics, iteration:
     """What to say of a sum of losses that is NaN or infinite; '' for a finite one."""
     if math.isfinite(total_loss):
         return ""
-    return _describe({name: float(value) for name, value in values.items()}, iteration)
+    numbers = {name: float(scalar.as_scalar(name, value)) for name, value in values.items()}
+    return _describe(numbers, iteration)
 
 
 def _describe(values: dict[str, float], iteration: int) -> str:

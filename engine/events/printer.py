@@ -42,10 +42,9 @@ class CommonMetricPrinter(EventWriter):
         fields += [f"{name}: {values[name][0]:.4g}" for name in losses + metrics]
         for name in ("time", "data_time"):
             if name in values:
-                history = storage.history(name)
-                window = storage.count_samples(name, self._window_size)
-                fields.append(f"{name}: {history.avg(window):.4f}")
-                fields.append(f"last_{name}: {history.latest():.4f}")
+                recent = storage.recent(name, self._window_size)
+                fields.append(f"{name}: {sum(recent) / len(recent):.4f}")
+                fields.append(f"last_{name}: {recent[-1]:.4f}")
         if "lr" in values:
             fields.append(f"lr: {storage.history('lr').latest():.5g}")
         if torch.cuda.is_initialized():

@@ -20,6 +20,9 @@ def as_scalar(name: str, value: Any) -> float | torch.Tensor:
 
     Refuses what is not one real number, naming the metric.
     """
+    # The exact types of most scalars first: the abstract numbers.Real is slow to ask.
+    if type(value) is float or type(value) is int:
+        return float(value)
     if isinstance(value, torch.Tensor):
         if is_deferred(value):
             if value.numel() != 1 or value.dtype.is_complex:
@@ -31,8 +34,7 @@ def as_scalar(name: str, value: Any) -> float | torch.Tensor:
             raise _not_one_number(name, value) from None
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    # Exact types first: the abstract numbers.Real is slow to ask.
-    if type(value) in (float, int) or isinstance(value, (numbers.Real, np.bool_)):
+    if isinstance(value, (numbers.Real, np.bool_)):
         return float(value)
     raise TypeError(
         f"metric {name!r} must be a Python or NumPy number or a one-element tensor, "

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from engine.events import scalar
+from engine.events.scalar import as_scalar
 from engine.events.storage import get_event_storage
 
 Metrics = dict[str, Any]  # what a model returns in training: losses, and other scalars
@@ -16,6 +16,8 @@ def total_loss(metrics: Metrics) -> Any:
     The other values are only stored. Where none requires grad, as in code that hands on detached
     losses, it is the sum of all.
     """
+    if len(metrics) == 1:
+        return next(iter(metrics.values()))
     losses = [v for v in metrics.values() if isinstance(v, torch.Tensor) and v.requires_grad]
     first, *others = losses or metrics.values()
     return sum(others, start=first) if others else first
@@ -38,22 +40,16 @@ def put_step_metrics(
     Returns the sum of the losses, as `total_loss` defines it: a number where no device has to be
     asked for it. With `is_stored` false that is all it does.
     """
-    put = get_event_storage().put_scalar if is_stored else _convert
-    losses = []
-    values = []
+    numbers: dict[str, float | torch.Tensor] = {}
+    total: Any = None
     for name, value in metrics.items():
-        number = put(name, value, True, iteration)
-        values.append(number)
+        number = numbers[name] = as_scalar(name, value)
         if isinstance(value, torch.Tensor) and value.requires_grad:
-            losses.append(number)
-    first, *others = losses or values
-    total = sum(others, start=first) if others else first
-    put("data_time", data_time, True, iteration)
-    put("rank_data_time", data_time, True, iteration)
-    if prefix or "total_loss" not in metrics:
-        put(f"{prefix}total_loss", total, True, iteration)
+            total = number if total is None else total + number
+    if total is None:
+        total = sum(numbers.values())
+    if is_stored:
+        numbers["data_time"] = numbers["rank_data_time"] = float(data_time)
+        numbers[prefix + "total_loss" if prefix else "total_loss"] = total
+        get_event_storage().put_numbers(numbers, iteration)
     return total
-
-
-def _convert(name: str, value: Any, smoothing_hint: bool, iteration: int) -> float | torch.Tensor:
-    return scalar.as_scalar(name, value)

@@ -17,13 +17,14 @@ import torch
 from engine.events.history import HistoryBuffer
 from engine.events.media import as_image, as_samples, as_uint8, summarize_histogram
 from engine.events.notes import NeverSetError, plain_notes
-from engine.events.scalar import as_scalar, fetch
+from engine.events.scalar import as_scalar
+from engine.events.scalar_log import Converted, ScalarLog
 from engine.utils.logger import log_first_n
 from engine.utils.suggest import did_you_mean
 from engine.utils.unique_names import unique_names
 
 KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
-MAX_LOG = 2_000  # scalars that wait for a writer before they are sorted in without one
+MAX_LOG = 3 * 2_000  # entries of scalars that wait for a reader before they are sorted in anyway
 MAX_MEDIA = 200  # images, and as many histograms, that wait for a writer
 
 
@@ -81,16 +82,14 @@ class EventStorage:
     """
 
     def __init__(self, start_iter: int = 0, log_period: int = 20) -> None:
-        self._iter = int(start_iter)
+        self._log = ScalarLog(int(start_iter))
         self._log_period = log_period
         self.early_stop = False  # set it to end the run after the current step
-        self._prefix = ""
-        self._hints: dict[str, bool] = {}
         self._histories: dict[str, HistoryBuffer] = {}
-        # Name, value and iteration of each scalar put since `sync`. A deque reuses its memory.
-        self._log: deque[tuple[str, float | torch.Tensor, int]] = deque()
-        self._deferred = 0  # values in there that are tensors
-        self._converted_callbacks: list[Callable[[list[tuple[str, float, int]]], None]] = []
+        self._shown: dict[str, tuple[float, int, int]] = {}  # what `_readings` gave last
+        self._shown_window = 0
+        self._unshown: dict[str, None] = {}  # names with values since then, in their order
+        self._converted_callbacks: list[Callable[[Converted], None]] = []
         self._listeners: dict[str, Callable[..., None]] = {}
         self._images: deque[tuple[str, torch.Tensor, int]] = deque(maxlen=MAX_MEDIA)
         self._samples: deque[tuple[str, torch.Tensor, int, int]] = deque(maxlen=MAX_MEDIA)
@@ -113,17 +112,19 @@ class EventStorage:
         `smoothing_hint` says whether writers should show a median over their window (a noisy
         loss) or the value itself (an accuracy); it belongs to the name and cannot change.
         """
-        if self._prefix:
-            name = self._prefix + name
+        log = self._log  # read once: where a class has a __getattr__, reading is slow
+        if log.prefix:
+            name = log.prefix + name
         if type(value) is not float:
             value = as_scalar(name, value)
-            self._deferred += type(value) is not float
-        if self._hints.get(name, ...) is not smoothing_hint:
-            self._check_hint(name, smoothing_hint)
+            if type(value) is not float:
+                log.has_tensors = True
+        if log.hints.get(name, ...) is not smoothing_hint:
+            log.check_hint(name, smoothing_hint)
         # Only noted down here, so that a step is quick: `sync` sorts it into the histories.
-        log = self._log
-        log.append((name, value, self._iter if cur_iter is None else int(cur_iter)))
-        if len(log) > MAX_LOG:
+        entries = log.entries
+        entries += name, value, log.iteration if cur_iter is None else int(cur_iter)
+        if len(entries) > MAX_LOG:
             self.sync()
         return value
 
@@ -136,51 +137,67 @@ class EventStorage:
     ) -> None:
         """Record several scalars: `storage.put_scalars(loss=loss, accuracy=accuracy)`."""
         for name, value in kwargs.items():
-            self.put_scalar(name, value, smoothing_hint=smoothing_hint, cur_iter=cur_iter)
+            self.put_scalar(name, value, smoothing_hint, cur_iter)
+
+    def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
+        """`put_scalar`, in one call, for numbers as it returns them: the metrics of a step."""
+        log = self._log
+        hints, entries = log.hints, log.entries
+        for name, number in numbers.items():
+            if log.prefix:
+                name = log.prefix + name
+            if hints.get(name) is not True:
+                log.check_hint(name, True)
+            if type(number) is not float:
+                log.has_tensors = True
+            entries += name, number, iteration
+        if len(entries) > MAX_LOG:
+            self.sync()
 
     def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
         """Keep an image for the writers: CHW or HWC, uint8 or float in [0, 1] or [0, 255]."""
-        name = self._prefix + img_name
-        _put_media(self._images, (name, as_image(name, img_tensor), self._iter))
+        name = self._log.prefix + img_name
+        _put_media(self._images, (name, as_image(name, img_tensor), self._log.iteration))
         self._images_put += 1
 
     def put_histogram(
         self, hist_name: str, hist_tensor: torch.Tensor | np.ndarray, bins: int = 1000
     ) -> None:
         """Keep the distribution of a tensor's values for the writers."""
-        name = self._prefix + hist_name
-        _put_media(self._samples, (name, as_samples(name, hist_tensor), bins, self._iter))
+        name = self._log.prefix + hist_name
+        _put_media(self._samples, (name, as_samples(name, hist_tensor), bins, self._log.iteration))
         self._samples_put += 1
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
         """Put `name/` before the names of all that is put inside; scopes nest."""
-        outer = self._prefix
-        self._prefix = f"{outer}{name.rstrip('/')}/"
+        log = self._log
+        outer = log.prefix
+        log.prefix = f"{outer}{name.rstrip('/')}/"
         try:
             yield
         finally:
-            self._prefix = outer
+            log.prefix = outer
 
     # --- the clock --------------------------------------------------------------------------
 
     @property
     def iter(self) -> int:
         """The current iteration. A trainer sets it; in your own loop set it or call `step()`."""
-        return self._iter
+        return self._log.iteration
 
     @iter.setter
     def iter(self, value: int) -> None:
-        self._iter = int(value)
+        self._log.iteration = int(value)
 
     @property
     def iteration(self) -> int:
         """The same as `iter`."""
-        return self._iter
+        return self._log.iteration
 
     def step(self) -> None:
         """Go to the next iteration (only in a loop of your own: a trainer does it itself)."""
-        self._iter += 1
+        self._log.iteration += 1
 
     # --- what writers and hooks take out ----------------------------------------------------
 
@@ -216,12 +233,15 @@ class EventStorage:
 
     def smoothing_hints(self) -> dict[str, bool]:
         """The smoothing hint of each scalar."""
-        return dict(self._hints)
+        return dict(self._log.hints)
 
     def count_samples(self, name: str, window_size: int | None = None) -> int:
         """How many values of a scalar came in the `window_size` iterations up to its latest."""
-        history = self.history(name)
-        return history.count_since(history.latest_iteration - (window_size or self._log_period))
+        return len(self.recent(name, window_size))
+
+    def recent(self, name: str, window_size: int | None = None) -> list[float]:
+        """The values of a scalar in the `window_size` iterations up to its latest."""
+        return self.history(name).recent(window_size or self._log_period)
 
     def unwritten(
         self, reader: object, window_size: int | None = None
@@ -261,28 +281,20 @@ class EventStorage:
 
     def sync(self) -> None:
         """Sort what was put into the histories; tensors become numbers in one transfer a device."""
-        if not self._log:
+        if not self._log.entries:
             return
-        log = list(self._log)
-        self._log.clear()
-        converted = self._fetch_deferred(log) if self._deferred else []
-        groups: dict[str, tuple[list[float], list[int]]] = {}
-        for name, value, iteration in log:
-            try:
-                values, iterations = groups[name]
-            except KeyError:
-                values, iterations = groups[name] = [], []
-            values.append(value)  # type: ignore[arg-type]
-            iterations.append(iteration)
-        for name, (values, iterations) in groups.items():
-            if name not in self._histories:
-                self._histories[name] = self._new_history()
-            self._histories[name].extend(values, iterations)
+        columns, converted = self._log.take()
+        for name, (values, iterations) in columns.items():
+            history = self._histories.get(name)
+            if history is None:
+                history = self._histories[name] = self._new_history()
+            history.extend(values, iterations)
+        self._unshown.update(dict.fromkeys(columns))
         if converted:
             for callback in self._converted_callbacks:
                 callback(converted)
 
-    def on_converted(self, callback: Callable[[list[tuple[str, float, int]]], None]) -> None:
+    def on_converted(self, callback: Callable[[Converted], None]) -> None:
         """Call back with (name, value, iteration) of the deferred scalars, once they are known."""
         self._converted_callbacks.append(callback)
 
@@ -311,7 +323,7 @@ class EventStorage:
         return {
             "notes": notes,
             "scalars": {
-                name: {"smoothing_hint": self._hints[name], **history.state_dict()}
+                name: {"smoothing_hint": self._log.hints[name], **history.state_dict()}
                 for name, history in self._histories.items()
             },
             "cursors": {
@@ -326,9 +338,10 @@ class EventStorage:
         self.sync()
         vars(self).update(state["notes"])
         for name, saved in state["scalars"].items():
-            self._hints[name] = saved["smoothing_hint"]
+            self._log.hints[name] = saved["smoothing_hint"]
             self._histories[name] = self._new_history()
             self._histories[name].load_state_dict(saved)
+        self._unshown.update(dict.fromkeys(self._histories))
         self._saved_cursors = dict(state["cursors"])
 
     def __enter__(self) -> "EventStorage":
@@ -359,46 +372,33 @@ class EventStorage:
     def _readings(self, window: int) -> dict[str, tuple[float, int, int]]:
         """The value to show, its iteration and the number of values of each scalar."""
         self.sync()
-        hints = self._hints
-        return {
-            name: history.reading(window if hints[name] else 1)
-            for name, history in self._histories.items()
-        }
-
-    def _check_hint(self, name: str, smoothing_hint: bool) -> None:
-        known = self._hints.setdefault(name, bool(smoothing_hint))
-        if known is not bool(smoothing_hint):
-            raise ValueError(
-                f"metric {name!r} was put with smoothing_hint={known} before and with "
-                f"{smoothing_hint} now; use one of them everywhere, or another name"
-            )
+        if window != self._shown_window:
+            self._shown_window = window
+            self._unshown = dict.fromkeys(self._histories)
+        hints, shown = self._log.hints, self._shown
+        for name in self._unshown:  # computed once for all writers
+            shown[name] = self._histories[name].reading(window if hints[name] else 0)
+        self._unshown.clear()
+        return shown
 
     def _new_history(self) -> HistoryBuffer:
         # A strong reference from the history would be a cycle.
         storage = weakref.ref(self)
 
         def catch_up() -> None:
-            if (owner := storage()) is not None and owner._log:
+            if (owner := storage()) is not None and owner._log.entries:
                 owner.sync()
 
         return HistoryBuffer(KEPT_VALUES, catch_up=catch_up)
 
-    def _fetch_deferred(self, log: list[Any]) -> list[tuple[str, float, int]]:
-        """Put numbers in the places of the tensors; returns the entries that had one."""
-        self._deferred = 0
-        places = [place for place, entry in enumerate(log) if isinstance(entry[1], torch.Tensor)]
-        numbers = fetch([log[place][1] for place in places])
-        for place, number in zip(places, numbers, strict=True):
-            name, _, iteration = log[place]
-            log[place] = (name, number, iteration)
-        return [log[place] for place in places]
-
     def _cursor(self, reader: object) -> _Cursor:
-        if reader not in self._cursors:
-            self._cursors[reader] = _Cursor()
+        try:
+            return self._cursors[reader]
+        except KeyError:
+            cursor = self._cursors[reader] = _Cursor()
             name = unique_names(self._cursors)[-1]
-            self._cursors[reader].scalars.update(self._saved_cursors.get(name, {}))
-        return self._cursors[reader]
+            cursor.scalars.update(self._saved_cursors.get(name, {}))
+            return cursor
 
 
 def _put_media(entries: deque, entry: tuple) -> None:

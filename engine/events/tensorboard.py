@@ -1,14 +1,12 @@
 """TensorboardXWriter: scalars, images and histograms for TensorBoard."""
 
 import os
-import struct
 import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import google_crc32c
-
 from engine.events.storage import get_event_storage
+from engine.events.tensorboard_record import encode_event, encode_record, encode_scalars
 from engine.events.writer import EventWriter
 
 if TYPE_CHECKING:
@@ -33,22 +31,24 @@ class TensorboardXWriter(EventWriter):
         return SummaryWriter(self._log_dir, **self._kwargs)
 
     @cached_property
-    def _file(self) -> BinaryIO:
+    def _file(self) -> BinaryIO | None:
         """The event file of `_writer`, to append to it past its queue and thread.
 
-        For one record a period these would cost ten times as much as the record itself.
+        For one record a period these would cost ten times as much as the record itself. None
+        where only TensorBoard can reach the file, as on a remote file system.
         """
         self._writer.flush()  # what it writes first is in the file now
-        return open(self._writer._get_file_writer().event_writer._file_name, "ab")
+        path = self._writer._get_file_writer().event_writer._file_name
+        return open(path, "ab") if os.path.exists(path) else None
 
     def write(self) -> None:
         storage = get_event_storage()
         for iteration, record in storage.unwritten(self, self._window_size).items():
-            self._write_scalars(iteration, record)
-        for name, image, iteration in storage.unwritten_images(self):
-            self._writer.add_image(name, image, iteration)
-        for histogram in storage.unwritten_histograms(self):
-            self._writer.add_histogram_raw(**histogram)
+            # One record for all scalars: `add_scalar` would cost several times as much each.
+            self._append(encode_scalars(record), iteration)
+        images, histograms = storage.unwritten_images(self), storage.unwritten_histograms(self)
+        if images or histograms:
+            self._write_media(images, histograms)
 
     def rewind(self, iteration: int) -> None:
         """Have TensorBoard hide what earlier event files hold for `iteration` and later."""
@@ -58,33 +58,35 @@ class TensorboardXWriter(EventWriter):
 
     def close(self) -> None:
         if "_file" in vars(self):
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
             del self._file
         if "_writer" in vars(self):
             self._writer.close()
             del self._writer
             self._kwargs.pop("purge_step", None)
 
-    def _write_scalars(self, iteration: int, record: dict[str, float]) -> None:
-        """One record for all scalars: `add_scalar` would cost several times as much each."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+    def _write_media(self, images: list, histograms: list[dict]) -> None:
+        from torch.utils.tensorboard import summary
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in record.items()]
-        event = Event(wall_time=time.time(), step=iteration, summary=Summary(value=values))
-        self._file.write(_record(event.SerializeToString()))
-        self._file.flush()
+        for name, image, iteration in images:
+            encoded = summary.image(name, image, dataformats="CHW").SerializeToString()
+            self._append(encoded, iteration)
+        for histogram in histograms:
+            tag, iteration = histogram.pop("tag"), histogram.pop("global_step")
+            encoded = summary.histogram_raw(tag, **histogram).SerializeToString()
+            self._append(encoded, iteration)
 
+    def _append(self, summary: bytes, iteration: int) -> None:
+        """All records go one way: TensorFlow, if that writes `_writer`'s, overwrites other ones."""
+        if self._file is None:
+            from tensorboard.compat.proto.summary_pb2 import Summary
 
-def _record(data: bytes) -> bytes:
-    """The data framed as a record of an event file: its length and checksums around it."""
-    length = struct.pack("<Q", len(data))
-    return length + _masked_crc(length) + data + _masked_crc(data)
-
-
-def _masked_crc(data: bytes) -> bytes:
-    crc = google_crc32c.value(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+            parsed = Summary.FromString(summary)
+            self._writer._get_file_writer().add_summary(parsed, iteration)
+        else:
+            self._file.write(encode_record(encode_event(time.time(), iteration, summary)))
+            self._file.flush()
 
 
 def _has_event_file(folder: str) -> bool:

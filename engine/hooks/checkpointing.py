@@ -6,10 +6,12 @@ import re
 from typing import Any, Literal
 
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.checkpoint import Checkpointer
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.best import Best
+from engine.parallel import comm
 from engine.utils.files import atomic_write
 from engine.utils.periods import Period
 
@@ -47,7 +49,7 @@ class PeriodicCheckpointer(HookBase):
             self._save_numbered(self.trainer.iter)
 
     def after_train(self) -> None:
-        if self.trainer.failed:
+        if self.trainer.failed or self.trainer.iter == self.trainer.start_iter:
             return
         if self.trainer.iter >= self.trainer.max_iter:
             self.save(f"{self.file_prefix}_final", iteration=self.trainer.iter - 1)
@@ -67,16 +69,17 @@ class PeriodicCheckpointer(HookBase):
 
     def _save_numbered(self, iteration: int, **extra: Any) -> None:
         self.save(f"{self.file_prefix}_{iteration:07d}", iteration=iteration, **extra)
-        if self.max_to_keep is not None and self.checkpointer.save_to_disk:
-            self._delete_old(keep=self.max_to_keep)
+        if self.max_to_keep and self.checkpointer.save_dir and self.checkpointer.save_to_disk:
+            self._delete_old(iteration, keep=self.max_to_keep)
 
-    def _delete_old(self, keep: int) -> None:
+    def _delete_old(self, newest: int, keep: int) -> None:
+        """Delete all but `keep` up to the newest; later ones are of another run in this folder."""
         folder = self.checkpointer.save_dir
         pattern = re.compile(re.escape(self.file_prefix) + r"_(\d{7,})\.pth")
         numbered = {
             int(match[1]): name for name in os.listdir(folder) if (match := pattern.fullmatch(name))
         }
-        for iteration in sorted(numbered)[:-keep]:
+        for iteration in sorted(i for i in numbered if i <= newest)[:-keep]:
             os.remove(os.path.join(folder, numbered[iteration]))
 
 
@@ -111,6 +114,7 @@ class BestCheckpointer(HookBase):
         self._checkpointer = checkpointer
         self._best = Best(val_metric, mode)
         self._file_prefix = file_prefix
+        self._was_evaluated = False
 
     @property
     def best_metric(self) -> float | None:
@@ -122,9 +126,13 @@ class BestCheckpointer(HookBase):
         """The iteration that gave it."""
         return self._best.iteration
 
+    def after_eval(self, results: dict[str, Any]) -> None:
+        self._was_evaluated = True
+
     def after_step(self) -> None:
         is_last = self.trainer.iter == self.trainer.max_iter - 1
-        if self._period.is_due(self.trainer) and not is_last:
+        is_due = self._period.is_due(self.trainer) or self._was_evaluated
+        if is_due and not is_last:
             self._save_if_best()
 
     def after_train(self) -> None:
@@ -132,6 +140,7 @@ class BestCheckpointer(HookBase):
             self._save_if_best()
 
     def _save_if_best(self) -> None:
+        self._was_evaluated = False
         latest = {name: value for name, (value, _) in self.trainer.storage.latest().items()}
         if not self._best.update(latest, self.trainer.iter):
             return
@@ -158,6 +167,11 @@ class SafetensorsHook(HookBase):
     priority = Priority.LOWEST
 
     def __init__(self, output_dir: str, period: int | str = 5000, prefix: str = "model") -> None:
+        try:
+            from safetensors.torch import save
+        except ImportError as error:
+            raise ImportError("pip install 'train-engine[export]' for SafetensorsHook") from error
+        self._as_bytes = save
         self._output_dir = os.fspath(output_dir)
         self._period = Period(period)
         self._prefix = prefix
@@ -171,12 +185,12 @@ class SafetensorsHook(HookBase):
             self._save(f"{self._prefix}_final")
 
     def _save(self, name: str) -> None:
-        try:
-            from safetensors.torch import save
-        except ImportError as error:
-            raise ImportError("pip install 'train-engine[export]' for SafetensorsHook") from error
+        if not comm.is_main_process():
+            return
         model = self.trainer.model  # type: ignore[attr-defined]
-        model = getattr(model, "module", model)
+        model = model.module if isinstance(model, DistributedDataParallel) else model
+        # Weights that share memory are refused, so each gets its own.
+        weights = {k: v.contiguous().clone() for k, v in model.state_dict().items()}
         os.makedirs(self._output_dir, exist_ok=True)
         with atomic_write(os.path.join(self._output_dir, f"{name}.safetensors")) as file:
-            file.write(save({k: v.contiguous() for k, v in model.state_dict().items()}))
+            file.write(self._as_bytes(weights))

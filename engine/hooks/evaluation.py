@@ -40,19 +40,25 @@ class EvalHook(HookBase):
 
     def _do_eval(self) -> None:
         trainer, storage = self.trainer, self.trainer.storage
-        trainer.before_eval()
         try:
+            trainer.before_eval()
             with storage.listening(
                 before_eval_step=trainer.before_eval_step, after_eval_step=trainer.after_eval_step
             ):
-                results = self._func() or {}
+                results = self._func()
+            flat = _flatten(results)
+            for name, value in flat.items():
+                storage.put_scalar(name, value, smoothing_hint=False)
         except BaseException:
             trainer.after_eval({})  # what hooks did for the evaluation is undone before any save
             raise
-        if not isinstance(results, Mapping):
-            raise TypeError(f"an eval function must return a dict or None, got {results!r:.200}")
-        flat = flatten_results_dict(results)
-        for name, value in flat.items():
-            storage.put_scalar(name, value, smoothing_hint=False)
         trainer.after_eval(flat)
         comm.synchronize()  # one rank may have evaluated longer than the others
+
+
+def _flatten(results: Mapping[str, Any] | None) -> dict[str, float]:
+    if results is None:
+        return {}
+    if not isinstance(results, Mapping):
+        raise TypeError(f"an eval function must return a dict or None, got {results!r:.200}")
+    return flatten_results_dict(results)

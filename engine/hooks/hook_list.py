@@ -45,7 +45,10 @@ class HookList:
         """Call the hooks at a point; an error ends it."""
         start = perf_counter()
         for call in self.calls[point]:
-            call.method(*args)
+            if args:
+                call.method(*args)
+            else:  # in each step: a plain call is the quickest
+                call.method()
             now = perf_counter()
             call.seconds += now - start
             start = now

@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.events import printer
 from engine.hooks.base import HookBase, Priority
+from engine.parallel import comm
 from engine.utils.logger import console_handlers
 from engine.utils.periods import Period
 
@@ -23,7 +24,7 @@ class ProgressBar(HookBase):
         self._bar: Any = None
 
     def before_train(self) -> None:
-        if not sys.stdout.isatty():
+        if not (sys.stdout.isatty() and comm.is_main_process()):
             return
         from tqdm import tqdm
 

@@ -38,12 +38,13 @@ class PeriodicWriter(HookBase):
         self._was_evaluated = True
 
     def after_step(self) -> None:
-        is_last = self.trainer.iter == self.trainer.max_iter - 1
-        if self._period.is_due(self.trainer) or is_last or self._was_evaluated:
+        trainer = self.trainer
+        is_last = trainer.iter == trainer.max_iter - 1
+        if self._period.is_due(trainer) or is_last or self._was_evaluated:
             self._was_evaluated = False
             self._call_all("write")
-            self.trainer.storage.clear_images()
-            self.trainer.storage.clear_histograms()
+            trainer.storage.clear_images()
+            trainer.storage.clear_histograms()
 
     def after_train(self) -> None:
         self._call_all("write", "close")

@@ -21,7 +21,7 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def _is_available(kind: str) -> bool:
-    if kind == "cpu":
+    if kind in ("cpu", "meta"):
         return True
     backend = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
     return backend is not None and backend.is_available()

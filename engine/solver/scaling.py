@@ -28,9 +28,13 @@ def scale_to_processes(cfg: CfgNode, processes: int) -> CfgNode:
         (solver, "WARMUP_ITERS"),
         (solver, "CHECKPOINT_PERIOD"),
         (scaled.TEST, "EVAL_PERIOD"),
+        (solver.MOMENTUM_SCHEDULE, "WARMUP_ITERS"),
+        (scaled.EMA, "START"),
     ):
-        setattr(node, key, _divided(node[key], scale))
-    solver.STEPS = tuple(_divided(step, scale) for step in solver.STEPS)
+        setattr(node, key, _divided(dict.__getitem__(node, key), scale))
+    for node in (solver, solver.MOMENTUM_SCHEDULE):
+        # dict's own access: that a number is scaled does not mean that anything uses it.
+        node.STEPS = tuple(_divided(step, scale) for step in dict.__getitem__(node, "STEPS"))
     solver.REFERENCE_WORLD_SIZE = processes
     if cfg.is_frozen():
         scaled.freeze()

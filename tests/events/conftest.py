@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @pytest.fixture(autouse=True)
@@ -20,21 +19,31 @@ def on_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-class OperationCounter(TorchDispatchMode):
-    """Counts by name the torch operations that run inside."""
+class OperationCounter:
+    """Counts by name the torch operations that ran inside its `with` blocks."""
+
+    # By the profiler: a TorchDispatchMode takes seconds to import what it needs.
 
     def __init__(self) -> None:
-        super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
+    def __enter__(self) -> None:
+        self._profile = torch.autograd.profiler.profile()
+        self._profile.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._profile.__exit__(*error)
+        self.counts.update({entry.key: entry.count for entry in self._profile.key_averages()})
 
     @property
     def conversions(self) -> int:
         """How many tensors became a number one by one: each would stop an accelerator."""
-        return self.counts["_local_scalar_dense"]
+        return self.counts["aten::_local_scalar_dense"]
+
+    @property
+    def transfers(self) -> int:
+        """How often many tensors became numbers at once."""
+        return self.counts["aten::stack"]
 
 
 @pytest.fixture

@@ -89,24 +89,52 @@ def test_count_since_goes_back_until_a_value_is_not_after_the_iteration(puts, it
 
 
 @settings(max_examples=40, deadline=None)
-@given(PUTS, st.integers(1, 40))
-def test_smoothed_is_the_median_over_so_many_iterations(puts, window):
+@given(st.lists(st.tuples(VALUES, st.integers(0, 6)), min_size=1), st.integers(1, 5))
+def test_a_reading_is_the_median_over_so_many_iterations(puts, window):
+    """Going back until a value is older, also where iterations are equal or out of order."""
     buffer = HistoryBuffer()
     for value, at in puts:
         buffer.update(value, at)
-        after = buffer.latest_iteration - window
-        backwards = takewhile(lambda pair, after=after: pair[1] > after, reversed(buffer.values()))
-        assert same(buffer.smoothed(window), median([value for value, _ in backwards]))
+        backwards = takewhile(lambda pair, at=at: pair[1] > at - window, reversed(buffer.values()))
+        value, iteration, count = buffer.reading(window)
+        assert same(value, median([value for value, _ in backwards]))
+        assert (iteration, count) == (at, buffer.count)
 
 
-def test_smoothed_counts_iterations_not_values():
+def test_a_reading_counts_iterations_not_values():
     buffer = HistoryBuffer()
     for iteration in range(0, 100, 10):
         buffer.update(iteration, iteration)
-    assert buffer.smoothed(20) == 85.0
+    assert buffer.reading(20) == (85.0, 90, 10)
     for value in (1.0, 2.0, 300.0):
         buffer.update(value, 200)
-    assert buffer.smoothed(20) == 2.0
+    assert buffer.reading(20) == buffer.reading(1) == (2.0, 200, 13)
+    assert buffer.reading(0) == (300.0, 200, 13)
+
+
+def test_a_value_out_of_order_ends_the_window():
+    buffer = HistoryBuffer()
+    for value, iteration in [(1.0, 2), (50.0, 5), (60.0, 1), (70.0, 5)]:
+        buffer.update(value, iteration)
+    assert buffer.count_since(2) == 1
+    assert buffer.reading(3) == (70.0, 5, 4)
+
+
+def test_extending_is_updating_with_each():
+    one_by_one, at_once = HistoryBuffer(10), HistoryBuffer(10)
+    for iteration in range(100):
+        one_by_one.update(iteration * 0.5, iteration)
+    at_once.extend([iteration * 0.5 for iteration in range(100)], list(range(100)))
+    assert at_once.values() == one_by_one.values()
+    assert at_once.count == 100
+    assert at_once.global_avg() == one_by_one.global_avg()
+
+
+def test_a_storage_can_hand_over_values_when_they_are_read():
+    waiting = [1.0, 2.0]
+    buffer = HistoryBuffer(catch_up=lambda: buffer.update(waiting.pop(0)))
+    assert buffer.latest() == 1.0
+    assert buffer.values() == [(1.0, 0), (2.0, 1)]
 
 
 @settings(max_examples=40, deadline=None)
@@ -125,7 +153,7 @@ def test_a_buffer_loaded_from_a_checkpoint_goes_on_as_the_saved_one(max_length, 
     assert str(loaded.values()) == str(saved.values())
     assert loaded.count == saved.count == len(before) + len(after)
     assert same(loaded.global_avg(), saved.global_avg())
-    assert same(loaded.smoothed(5), saved.smoothed(5))
+    assert str(loaded.reading(5)) == str(saved.reading(5))
 
 
 def test_a_state_does_not_change_with_the_buffer_it_was_taken_from():
@@ -137,9 +165,9 @@ def test_a_state_does_not_change_with_the_buffer_it_was_taken_from():
 
 def test_loading_replaces_what_was_there():
     buffer = filled([7.0] * 50)
-    buffer.smoothed(20)
+    buffer.reading(20)
     buffer.load_state_dict(filled([1.0] * 50).state_dict())
-    assert (buffer.smoothed(20), buffer.global_avg(), buffer.count) == (1.0, 1.0, 50)
+    assert (buffer.reading(20), buffer.global_avg()) == ((1.0, 49, 50), 1.0)
 
 
 def test_numbers_that_come_out_are_plain_floats():
@@ -147,6 +175,12 @@ def test_numbers_that_come_out_are_plain_floats():
     answers = [buffer.latest(), buffer.median(3), buffer.avg(3), buffer.global_avg()]
     assert [type(answer) for answer in answers] == [float] * 4
     assert buffer.values() == [(1.0, 0), (2.0, 1), (4.0, 2)]
+
+
+def test_a_window_is_never_longer_than_what_is_kept():
+    buffer = filled(range(10), max_length=3)
+    assert buffer.values() == [(7.0, 7), (8.0, 8), (9.0, 9)]
+    assert (buffer.median(100), buffer.avg(100), buffer.global_avg()) == (8.0, 8.0, 4.5)
 
 
 def test_a_window_of_even_length_has_the_mean_of_its_middle_as_median():

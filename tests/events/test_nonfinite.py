@@ -6,7 +6,7 @@ import torch
 
 from engine.events import EventStorage
 from engine.events.nonfinite import NonFiniteGuard, find_nonfinite
-from engine.events.step_metrics import put_step_metrics, snapshot
+from engine.events.step_metrics import put_step_metrics
 
 BAD = pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 
@@ -23,9 +23,8 @@ class Run:
         self.optimizer.zero_grad()
         metrics = {"loss_box": self.weight.sum() + factor, "loss_cls": self.weight.sum()}
         (metrics["loss_box"] * factor).backward()
-        values, total_loss = snapshot(metrics)
-        put_step_metrics(values, total_loss, 0.0, storage.iter)
-        allowed = self.guard.allows_step(total_loss, values, storage.iter, self.optimizer)
+        total = put_step_metrics(metrics, 0.0, storage.iter)
+        allowed = self.guard.allows_step(total, metrics, storage.iter, self.optimizer)
         if allowed:
             self.optimizer.step()
         storage.step()
@@ -136,6 +135,15 @@ def test_on_an_accelerator_other_optimizers_are_not_stepped(caplog):
         assert [run.step(storage, factor) for factor in (1.0, math.nan, 1.0)] == [True, False, True]
     assert run.weight.item() == -2.0
     assert caplog.text.count("the step is skipped") == 1
+
+
+@pytest.mark.usefixtures("on_accelerator")
+def test_a_metric_may_be_nan_where_the_loss_is_not():
+    run = Run("raise")
+    with EventStorage() as storage:
+        run.step(storage)
+        storage.put_scalar("acc", torch.tensor(math.nan))
+        assert math.isnan(storage.latest()["acc"][0])
 
 
 @pytest.mark.usefixtures("on_accelerator")

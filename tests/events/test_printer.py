@@ -179,4 +179,4 @@ def test_a_line_needs_one_transfer_for_all_it_shows(printed, operations):
             storage.put_scalars(loss=torch.tensor(1.0), loss_box=torch.tensor(2.0))
         CommonMetricPrinter(100).write()
     assert printed() == [{"iter": "19", "loss": "1", "loss_box": "2"}]
-    assert (operations.conversions, operations.counts["stack"]) == (0, 1)
+    assert (operations.conversions, operations.transfers) == (0, 1)

@@ -141,4 +141,4 @@ def test_fetch_makes_one_transfer_for_all_tensors_of_a_dtype(operations):
     with operations:
         assert fetch([*losses, *counts]) == [*map(float, range(100)), *map(float, range(100))]
     assert operations.conversions == 0
-    assert operations.counts["stack"] == 2
+    assert operations.transfers == 2

@@ -71,11 +71,12 @@ def test_an_iteration_may_be_any_kind_of_integer():
     storage = EventStorage(np.int64(2))
     storage.put_scalar("a", 1.0)
     storage.put_scalar("b", 1.0, cur_iter=np.int64(7))
+    storage.put_scalar("c", 1.0, cur_iter=8.0)
     storage.iter = torch.tensor(9)
-    storage.put_scalar("c", 1.0)
+    storage.put_scalar("d", 1.0)
     iterations = [iteration for _, iteration in storage.latest().values()]
-    assert iterations == [2, 7, 9]
-    assert [type(iteration) for iteration in iterations] == [int] * 3
+    assert iterations == [2, 7, 8, 9]
+    assert [type(iteration) for iteration in iterations] == [int] * 4
 
 
 def test_the_clock_is_set_or_stepped():
@@ -119,6 +120,32 @@ def test_smoothing_is_a_median_over_iterations_and_only_where_hinted():
     assert storage.latest_with_smoothing_hint() == storage.latest_with_smoothing_hint(20)
     assert storage.count_samples("loss") == 20
     assert storage.count_samples("acc", 31) == 4
+
+
+def test_recent_values_are_those_of_the_last_iterations():
+    storage = EventStorage(log_period=2)
+    for storage.iter in range(9):
+        storage.put_scalar("loss", storage.iter)
+    storage.put_scalar("loss", 8.5)
+    assert storage.recent("loss") == [7.0, 8.0, 8.5]
+    assert storage.recent("loss", 4) == [5.0, 6.0, 7.0, 8.0, 8.5]
+    assert storage.recent("loss", 100) == [*range(9), 8.5]
+
+
+def test_numbers_put_in_one_call_are_as_if_put_one_by_one():
+    storage = EventStorage(5)
+    storage.put_scalar("acc", 1.0, smoothing_hint=False)
+    with storage.name_scope("teacher"):
+        storage.put_numbers({"loss": 2.0, "time": 0.5}, 7)
+    storage.put_numbers({"loss": 3.0}, 7)
+    with pytest.raises(ValueError, match="metric 'acc' was put with smoothing_hint=False before"):
+        storage.put_numbers({"acc": 2.0}, 7)
+    assert storage.latest() == {
+        "acc": (1.0, 5),
+        "teacher/loss": (2.0, 7),
+        "teacher/time": (0.5, 7),
+        "loss": (3.0, 7),
+    }
 
 
 def test_log_period_is_the_window_where_none_is_given():
@@ -266,6 +293,19 @@ def test_the_innermost_storage_is_the_current_one():
                 pass
             assert get_event_storage() is throw_away
         assert get_event_storage() is outer
+    assert not has_event_storage()
+
+
+def test_a_storage_closed_late_does_not_close_another_one():
+    def generate():
+        with EventStorage():
+            yield
+
+    generator = generate()
+    next(generator)
+    with EventStorage() as storage:
+        generator.close()
+        assert get_event_storage() is storage
     assert not has_event_storage()
 
 

@@ -198,6 +198,15 @@ def test_images_and_histograms_reach_every_writer_once(tmp_path):
         assert [step for step, _ in curve(folder, "loss")] == [0, 1, 2]
 
 
+def test_what_was_written_is_in_the_file_without_waiting_for_the_close(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage() as storage:
+        storage.put_scalar("loss", 1.0)
+        writer.write()
+        assert curve(tmp_path, "loss") == [(0, 1.0)]
+    writer.close()
+
+
 def test_what_was_written_is_in_the_file_after_close_and_writing_can_go_on(tmp_path):
     writer = TensorboardXWriter(str(tmp_path))
     with EventStorage() as storage:
@@ -294,3 +303,43 @@ def test_events_have_the_time_they_were_written_at(tmp_path):
     before = time.time()
     train(tmp_path, 0, 1)
     assert before <= shown(tmp_path).Scalars("loss")[0].wall_time <= time.time()
+
+
+# --- where the file is --------------------------------------------------------------------------
+
+
+def write_everything(log_dir: str) -> None:
+    writer = TensorboardXWriter(log_dir)
+    with EventStorage() as storage:
+        for storage.iter in range(20):
+            storage.put_scalars(loss=storage.iter, **{f"metric{i}": 0.5 for i in range(300)})
+            storage.put_image("cat", PICTURE)
+            storage.put_histogram("weights", torch.randn(5))
+            writer.write()
+    writer.close()
+
+
+def all_steps(folder: str) -> list[list[int]]:
+    found = shown(folder)
+    events = [found.Scalars("loss"), found.Scalars("metric299"), found.Images("cat")]
+    events.append(found.Histograms("weights"))
+    return [[event.step for event in one] for one in events]
+
+
+def test_scalars_images_and_histograms_in_one_file_do_not_disturb_each_other(tmp_path):
+    write_everything(str(tmp_path))
+    assert len(event_files(tmp_path)) == 1
+    assert all_steps(tmp_path) == [list(range(20))] * 4
+
+
+def test_the_file_is_whole_also_where_tensorboard_writes_with_tensorflow(tmp_path, monkeypatch):
+    """TensorFlow keeps its own place in the file, and does not look for its end."""
+    with monkeypatch.context() as patch:
+        patch.setattr("tensorboard.compat.tensorflow_stub.io.gfile.GFile", open)
+        write_everything(str(tmp_path))
+    assert all_steps(tmp_path) == [list(range(20))] * 4
+
+
+def test_a_folder_that_only_tensorboard_can_reach_works_too():
+    write_everything("memory://run")  # by fsspec, as s3:// and others
+    assert all_steps("memory://run") == [list(range(20))] * 4

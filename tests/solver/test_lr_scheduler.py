@@ -88,6 +88,15 @@ def test_a_tensor_lr_is_filled_in_place():
     assert held.item() == 0.5
 
 
+def test_each_of_many_iterations_has_its_own_value_also_after_a_jump():
+    optimizer, curve = sgd(2.0), CosineParamScheduler(1.0, 0.1)
+    scheduler = LRMultiplier(optimizer, curve, max_iter=250)
+    for iteration in [*range(260), *range(30, 20, -1), 249, 0, 120]:
+        scheduler.step(iteration)
+        expected = 2.0 * curve(min(iteration, 250) / 250)
+        assert scheduler.get_last_lr() == scheduler.get_lr() == [expected]
+
+
 def test_the_state_is_plain_and_carries_the_schedule_on():
     curve = CosineParamScheduler(1.0, 0.0)
     straight = LRMultiplier(sgd(1.0, 0.5), curve, max_iter=10)

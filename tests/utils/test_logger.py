@@ -1,7 +1,7 @@
 import io
 import logging
-import re
 import os
+import re
 import signal
 import subprocess
 import sys

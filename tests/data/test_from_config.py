@@ -1,0 +1,163 @@
+from collections import Counter
+from itertools import islice
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from engine.data import DatasetCatalog, from_config, get_dataset
+from engine.data.samplers import RandomSubsetTrainingSampler, RepeatFactorTrainingSampler
+
+train_loader = from_config.train_loader_from_config
+loader_of_test_set = from_config.test_loader_from_config
+
+
+@pytest.fixture
+def register():
+    """Registers data sets for the time of a test."""
+    names = []
+
+    def add(**data_sets):
+        for name, data in data_sets.items():
+            DatasetCatalog.register(name, lambda data=data: data)
+            names.append(name)
+
+    yield add
+    for name in names:
+        DatasetCatalog.remove(name)
+
+
+def drawn(loader, batches):
+    """How often each number was drawn in so many batches."""
+    return Counter(torch.cat(list(islice(loader, batches))).tolist())
+
+
+def invert(sample):
+    return {**sample, "image": 1 - sample["image"]}
+
+
+def test_a_pass_holds_every_sample_of_all_data_sets_once(digits_cfg, register):
+    register(small=[0, 1, 2, 3], large=list(range(4, 12)))
+    cfg = digits_cfg("DATASETS.TRAIN", "[small, large]", "SOLVER.IMS_PER_BATCH", 3)
+    loader = train_loader(cfg)
+    assert loader.epoch_length == 4
+    assert drawn(loader, 4) == dict.fromkeys(range(12), 1)
+
+
+def test_the_seed_of_the_config_sets_the_order(digits_cfg):
+    def first_labels(seed):
+        return next(iter(train_loader(digits_cfg("SEED", seed))))["label"].tolist()
+
+    assert first_labels(1) == first_labels(1) != first_labels(2)
+    assert first_labels(-1) != first_labels(-1)
+
+
+def test_options_of_the_loader_are_taken(digits_cfg):
+    cfg = digits_cfg("DATALOADER.NUM_FOLDS", 3, "SOLVER.IMS_PER_BATCH", 1437)
+    assert train_loader(cfg).epoch_length == 3
+
+
+def test_a_mapper_changes_training_samples_and_another_one_test_samples(digits_cfg, monkeypatch):
+    import engine.zoo.digits as digits
+
+    monkeypatch.setattr(digits, "invert", invert, raising=False)
+    for kind, make in (
+        ("MAPPER", train_loader),
+        ("TEST_MAPPER", lambda cfg: loader_of_test_set(cfg, "digits_test")),
+    ):
+        plain = next(iter(make(digits_cfg())))
+        mapped = next(iter(make(digits_cfg(f"DATALOADER.{kind}", "engine.zoo.digits:invert"))))
+        torch.testing.assert_close(mapped["image"], 1 - plain["image"])
+        assert torch.equal(mapped["label"], plain["label"])
+
+
+def test_a_test_loader_reads_each_sample_once_and_groups_are_joined(digits_cfg):
+    cfg = digits_cfg(
+        "DATASETS.TEST_GROUPS", "{all: [digits_train, digits_test], alone: digits_test}",
+        "TEST.BATCH_SIZE", 100,
+    )  # fmt: skip
+
+    def sizes(name):
+        return [len(batch["label"]) for batch in loader_of_test_set(cfg, name)]
+
+    assert sizes("digits_test") == sizes("alone") == [100, 100, 100, 60]
+    assert sum(sizes("all")) == 1437 + 360
+
+
+def test_repeat_factors_of_data_sets(digits_cfg, register):
+    register(rare=[0, 1], common=[2, 3, 4, 5])
+    cfg = digits_cfg(
+        "DATASETS.TRAIN", "[rare, common]",
+        "DATASETS.TRAIN_REPEAT_FACTOR", "[[rare, 3.0]]",
+        "SOLVER.IMS_PER_BATCH", 5,
+    )  # fmt: skip
+    assert drawn(train_loader(cfg), 2) == {0: 3, 1: 3, 2: 1, 3: 1, 4: 1, 5: 1}
+
+
+def test_repeat_factors_of_rare_categories(digits_cfg, register):
+    register(labelled=[{"label": 0}] + [{"label": 1}] * 9)
+    cfg = digits_cfg(
+        "DATASETS.TRAIN", "[labelled]",
+        "DATALOADER.SAMPLER_TRAIN", "RepeatFactorTrainingSampler",
+        "DATALOADER.REPEAT_THRESHOLD", 0.4,
+    )  # fmt: skip
+    sampler = train_loader(cfg).sampler
+    assert isinstance(sampler, RepeatFactorTrainingSampler)
+    assert sampler.repeat_factors.tolist() == pytest.approx([2.0] + [1.0] * 9)  # √(0.4 / 0.1)
+
+
+def test_a_random_share_of_the_data(digits_cfg):
+    cfg = digits_cfg(
+        "DATALOADER.SAMPLER_TRAIN", "RandomSubsetTrainingSampler",
+        "DATALOADER.RANDOM_SUBSET_RATIO", 0.5,
+    )  # fmt: skip
+    sampler = train_loader(cfg).sampler
+    assert isinstance(sampler, RandomSubsetTrainingSampler)
+    assert sampler.epoch_size == 718
+
+
+def test_an_iterable_data_set_chooses_its_samples_itself(digits_cfg, register):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(100))
+
+    register(stream=Stream())
+    loader = train_loader(digits_cfg("DATASETS.TRAIN", "[stream]", "SOLVER.IMS_PER_BATCH", 4))
+    assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("DATASETS.TRAIN_REPEAT_FACTOR", "[[digits_tset, 2.0]]"), "names digits_tset, not in"),
+        (
+            (
+                "DATASETS.TRAIN_REPEAT_FACTOR", "[[digits_train, 2.0]]",
+                "DATALOADER.SAMPLER_TRAIN", "RandomSubsetTrainingSampler",
+            ),
+            "does not go with the sampler RandomSubsetTrainingSampler",
+        ),
+        (("SOLVER.IMS_PER_BATCH", 0), "a batch has 1 sample or more"),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_each_other_are_refused(digits_cfg, options, message):
+    with pytest.raises(ValueError, match=message):
+        train_loader(digits_cfg(*options))
+
+
+def test_an_unknown_mapper_is_answered_with_the_nearest(digits_cfg):
+    with pytest.raises(ImportError, match="did you mean augment"):
+        train_loader(digits_cfg("DATALOADER.MAPPER", "engine.zoo.digits:augmant"))
+
+
+def test_the_members_of_a_group(digits_cfg):
+    cfg = digits_cfg("DATASETS.TEST_GROUPS", "{both: [a, b], one: c, none: []}")
+    assert from_config.members_of(cfg, "both") == ["a", "b"]
+    assert from_config.members_of(cfg, "one") == ["c"]
+    assert from_config.members_of(cfg, "digits_test") == ["digits_test"]
+    with pytest.raises(ValueError, match=r"the group 'none' of .* names no data set"):
+        from_config.members_of(cfg, "none")
+
+
+def test_the_data_of_the_loader_is_that_of_the_catalog(digits_cfg):
+    assert len(train_loader(digits_cfg()).dataset) == len(get_dataset("digits_train"))

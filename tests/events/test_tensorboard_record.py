@@ -1,0 +1,44 @@
+import struct
+
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from engine.events.tensorboard_record import encode_event, encode_record, encode_scalars
+
+NAMES = st.text(st.characters(codec="utf-8"), max_size=300)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(NAMES, st.floats(), max_size=20), st.floats(0, 1e10), st.integers(-1, 2**62))
+@example({"loss": 1e300, "gain": -1e300}, 0.0, 0)  # beyond what 32 bits hold
+def test_protobuf_reads_what_was_put_in(scalars, wall_time, step):
+    event = Event.FromString(encode_event(wall_time, step, encode_scalars(scalars)))
+    assert (event.wall_time, event.step) == (wall_time, step)
+    found = {value.tag: value.simple_value for value in event.summary.value}
+    with np.errstate(over="ignore"):
+        expected = {name: float(np.float32(value)) for name, value in scalars.items()}
+    assert str(found) == str(expected)
+
+
+def test_any_summary_can_be_in_an_event():
+    summary = Summary(value=[Summary.Value(tag="note", metadata={"display_name": "n" * 200})])
+    event = Event.FromString(encode_event(1.5, 7, summary.SerializeToString()))
+    assert event.summary == summary
+
+
+@given(st.binary(max_size=400))
+def test_a_record_is_framed_as_tensorboard_frames_it(data):
+    class Sink:
+        written = b""
+
+        def write(self, part):
+            self.written += part
+
+    sink = Sink()
+    RecordWriter(sink).write(data)
+    assert encode_record(data) == sink.written
+    assert struct.unpack_from("<Q", sink.written) == (len(data),)

@@ -1,0 +1,473 @@
+import copy
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
+from torch import nn
+
+from engine import SimpleTrainer
+from engine.checkpoint import Checkpointer
+from engine.events import JSONWriter
+from engine.hooks import (
+    BestCheckpointer,
+    CallbackHook,
+    EMAHook,
+    EvalHook,
+    LRScheduler,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+    SafetensorsHook,
+)
+
+
+def make_trainer(model, batches, *hooks, lr: float = 0.01) -> SimpleTrainer:
+    trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), lr, momentum=0.9))
+    trainer.register_hooks(hooks)
+    return trainer
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def last(folder: Path) -> str:
+    return (folder / "last_checkpoint").read_text()
+
+
+def stop_at(iteration: int) -> CallbackHook:
+    def after_step(trainer) -> None:
+        if trainer.iter == iteration:
+            trainer.stop("enough")
+
+    return CallbackHook(after_step=after_step)
+
+
+def fail_at(iteration: int) -> CallbackHook:
+    def after_step(trainer) -> None:
+        if trainer.iter == iteration:
+            raise RuntimeError("the step failed")
+
+    return CallbackHook(after_step=after_step)
+
+
+def weights(model: nn.Module) -> dict[str, list]:
+    return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+
+
+def saved_weights(path: Path) -> dict[str, list]:
+    state = torch.load(path, weights_only=True)["model"]
+    return {name: tensor.tolist() for name, tensor in state.items()}
+
+
+# --- PeriodicCheckpointer ----------------------------------------------------------------------
+
+
+def test_it_saves_every_period_and_at_the_end(model, batches, tmp_path):
+    trainer = make_trainer(model, batches, PeriodicCheckpointer(Checkpointer(model, tmp_path), 10))
+    trainer.train(0, 25)
+    assert names(tmp_path) == [
+        "last_checkpoint",
+        "model_0000009.pth",
+        "model_0000019.pth",
+        "model_final.pth",
+    ]
+    assert last(tmp_path) == "model_final.pth"
+    loaded = [torch.load(path, weights_only=True) for path in sorted(tmp_path.glob("*.pth"))]
+    assert [checkpoint["iteration"] for checkpoint in loaded] == [9, 19, 24]
+
+
+def test_the_period_may_be_in_epochs(model, batches, tmp_path):
+    checkpointer = Checkpointer(model, tmp_path)
+    make_trainer(model, batches, PeriodicCheckpointer(checkpointer, "1 epoch")).train(0, 13)
+    assert names(tmp_path)[1:] == ["model_0000005.pth", "model_0000011.pth", "model_final.pth"]
+
+
+def test_a_run_is_resumed_where_it_ended_with_its_schedule(model, batches, tmp_path):
+    def make_run(model):
+        trainer = make_trainer(model, batches, lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 3)
+        checkpointer = Checkpointer(model, tmp_path, trainer=trainer)
+        hooks = [LRScheduler(scheduler=scheduler), PeriodicCheckpointer(checkpointer, 10)]
+        trainer.register_hooks(hooks)
+        return trainer, scheduler, checkpointer
+
+    trainer, _, _ = make_run(copy.deepcopy(model))
+    trainer.train(0, 12)
+    resumed, scheduler, checkpointer = make_run(model)
+    checkpointer.resume_or_load("")
+    assert (resumed.iter, scheduler.last_epoch) == (11, 12)
+    (rate,) = (group["lr"] for group in resumed.optimizer.param_groups)
+    assert rate == trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.1**4)
+    resumed.train(12, 15)
+    assert scheduler.last_epoch == 15
+
+
+def test_a_stopped_run_is_saved_under_its_last_iteration(model, batches, tmp_path):
+    checkpointer = Checkpointer(model, tmp_path)
+    trainer = make_trainer(model, batches, stop_at(6), PeriodicCheckpointer(checkpointer, 5))
+    trainer.train(0, 20)
+    assert names(tmp_path) == ["last_checkpoint", "model_0000004.pth", "model_0000006.pth"]
+    assert last(tmp_path) == "model_0000006.pth"
+    assert saved_weights(tmp_path / "model_0000006.pth") == weights(model)
+
+
+def test_a_run_that_stops_before_its_first_step_has_nothing_to_save(model, batches, tmp_path):
+    hooks = [
+        CallbackHook(before_train=lambda trainer: trainer.stop("no time left")),
+        PeriodicCheckpointer(Checkpointer(model, tmp_path), 5),
+    ]
+    make_trainer(model, batches, *hooks).train(0, 20)
+    assert names(tmp_path) == []
+
+
+def test_a_failed_run_keeps_the_checkpoints_it_had(model, batches, tmp_path):
+    checkpointer = Checkpointer(model, tmp_path)
+    hooks = [fail_at(6), PeriodicCheckpointer(checkpointer, 5)]
+    with pytest.raises(RuntimeError, match="the step failed"):
+        make_trainer(model, batches, *hooks).train(0, 20)
+    assert names(tmp_path) == ["last_checkpoint", "model_0000004.pth"]
+
+
+def test_a_checkpoint_holds_what_all_other_hooks_did_in_its_step(model, batches, tmp_path):
+    trainer = make_trainer(model, batches)
+    checkpointer = Checkpointer(model, tmp_path, trainer=trainer)
+    trainer.register_hooks(
+        [
+            PeriodicCheckpointer(checkpointer, 5),
+            CallbackHook(after_step=lambda trainer: setattr(trainer.storage, "seen", trainer.iter)),
+        ]
+    )
+    trainer.train(0, 5)
+    checkpoint = torch.load(tmp_path / "model_0000004.pth", weights_only=True)
+    assert checkpoint["trainer"]["storage"]["notes"] == {"seen": 4}
+
+
+# --- keeping the last ones ---------------------------------------------------------------------
+
+
+def test_only_the_last_ones_are_kept(model, batches, tmp_path):
+    hook = PeriodicCheckpointer(Checkpointer(model, tmp_path), 2, max_to_keep=2)
+    make_trainer(model, batches, hook).train(0, 10)
+    assert names(tmp_path)[1:] == ["model_0000007.pth", "model_0000009.pth", "model_final.pth"]
+
+
+def test_an_old_one_is_deleted_only_when_the_new_one_is_there(model, batches, tmp_path):
+    class Watching(Checkpointer):
+        def save(self, name, *args, **kwargs) -> None:
+            before.append(names(tmp_path))
+            super().save(name, *args, **kwargs)
+
+    before: list[list[str]] = []
+    hook = PeriodicCheckpointer(Watching(model, tmp_path), 2, max_to_keep=1)
+    make_trainer(model, batches, hook).train(0, 6)
+    assert before == [
+        [],
+        ["last_checkpoint", "model_0000001.pth"],
+        ["last_checkpoint", "model_0000003.pth"],
+        ["last_checkpoint", "model_0000005.pth"],
+    ]
+
+
+def test_a_save_that_fails_deletes_nothing(model, batches, tmp_path, monkeypatch):
+    checkpointer = Checkpointer(model, tmp_path)
+    hook = PeriodicCheckpointer(checkpointer, 2, max_to_keep=1)
+    trainer = make_trainer(model, batches, hook)
+    trainer.train(0, 2)
+
+    def full_disk(data, file) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        trainer.train(2, 4)
+    assert names(tmp_path) == ["last_checkpoint", "model_0000001.pth", "model_final.pth"]
+
+
+def test_only_files_of_its_prefix_are_deleted(model, batches, tmp_path):
+    others = [
+        "ema_0000001.pth",
+        "model_best.pth",
+        "model_best_0000001.pth",
+        "model_0000001.pth.bak",
+        "model_0000001.safetensors",
+        "model_50.pth",
+        "my_model_0000001.pth",
+        "xmodel_0000001.pth",
+    ]
+    for name in others:
+        (tmp_path / name).touch()
+    hook = PeriodicCheckpointer(Checkpointer(model, tmp_path), 2, max_to_keep=1)
+    make_trainer(model, batches, hook).train(0, 8)
+    kept = ["last_checkpoint", "model_0000007.pth", "model_final.pth"]
+    assert names(tmp_path) == sorted(others + kept)
+
+
+def test_a_prefix_is_taken_literally(model, batches, tmp_path):
+    (tmp_path / "axb_0000000.pth").touch()
+    checkpointer = Checkpointer(model, tmp_path)
+    hook = PeriodicCheckpointer(checkpointer, 2, max_to_keep=1, file_prefix="a.b")
+    make_trainer(model, batches, hook).train(0, 4)
+    assert names(tmp_path) == [
+        "a.b_0000003.pth",
+        "a.b_final.pth",
+        "axb_0000000.pth",
+        "last_checkpoint",
+    ]
+
+
+def test_a_resumed_run_deletes_those_of_the_run_before(model, batches, tmp_path):
+    for start, end in [(0, 6), (6, 10)]:
+        hook = PeriodicCheckpointer(Checkpointer(model, tmp_path), 2, max_to_keep=2)
+        make_trainer(model, batches, hook).train(start, end)
+    assert names(tmp_path)[1:] == ["model_0000007.pth", "model_0000009.pth", "model_final.pth"]
+
+
+def test_a_run_that_starts_over_in_a_folder_keeps_its_own_checkpoints(model, batches, tmp_path):
+    (tmp_path / "model_0000099.pth").touch()
+    hook = PeriodicCheckpointer(Checkpointer(model, tmp_path), 2, max_to_keep=1)
+    make_trainer(model, batches, hook, stop_at(4)).train(0, 10)
+    assert last(tmp_path) == "model_0000004.pth"
+    assert names(tmp_path)[1:] == ["model_0000004.pth", "model_0000099.pth"]
+
+
+@pytest.mark.parametrize("options", [{}, {"save_dir": "missing", "save_to_disk": False}])
+def test_what_does_not_save_does_not_delete(model, batches, tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_0000000.pth").touch()
+    hook = PeriodicCheckpointer(Checkpointer(model, **options), 2, max_to_keep=1)
+    make_trainer(model, batches, hook).train(0, 6)
+    assert names(tmp_path) == ["model_0000000.pth"]
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_keeping_none_is_refused(model, keep):
+    with pytest.raises(ValueError, match=f"at least 1, or None for all; got {keep}"):
+        PeriodicCheckpointer(Checkpointer(model), 10, max_to_keep=keep)
+
+
+def test_in_a_loop_of_ones_own_step_saves(model, tmp_path):
+    hook = PeriodicCheckpointer(Checkpointer(model, tmp_path), 2, max_iter=5, max_to_keep=1)
+    for iteration in range(5):
+        hook.step(iteration, epoch=iteration // 3)
+    assert names(tmp_path) == ["last_checkpoint", "model_0000003.pth", "model_final.pth"]
+    final = torch.load(tmp_path / "model_final.pth", weights_only=True)
+    assert (final["iteration"], final["epoch"]) == (4, 1)
+
+
+# --- BestCheckpointer --------------------------------------------------------------------------
+
+
+def best_run(model, batches, metrics, *hooks, **options) -> SimpleTrainer:
+    """40 steps with an evaluation every ten, which gives these metrics one after the other."""
+    left = iter(metrics)
+    return make_trainer(
+        model, batches, EvalHook(10, lambda: {"test": {"score": next(left)}}, **options), *hooks
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "metrics", "saves"),
+    [
+        ("max", [0.3, 0.4, 0.35, 0.5], [9, 19, 40]),
+        ("max", [-3.0, -2.0, -2.5, -1.0], [9, 19, 40]),
+        ("min", [1.0, 0.8, 0.9, 0.9], [9, 19]),
+        ("min", [math.nan, 0.8, 0.9, 0.9], [19]),
+        ("max", [math.inf, math.nan, -math.inf, math.nan], []),
+    ],
+)
+def test_each_better_value_is_saved(model, batches, monkeypatch, mode, metrics, saves):
+    checkpointer = Checkpointer(model)
+    saved = []
+    monkeypatch.setattr(checkpointer, "save", lambda name, **extra: saved.append((name, extra)))
+    hook = BestCheckpointer(10, checkpointer, "test/score", mode)
+    best_run(model, batches, metrics, hook).train(0, 40)
+    assert [extra["iteration"] for _, extra in saved] == saves
+    assert {name for name, _ in saved} <= {"model_best"}
+    assert hook.best_iter == (saves[-1] if saves else None)
+
+
+def test_the_best_file_holds_the_weights_that_were_evaluated(model, batches, tmp_path):
+    seen = []
+
+    def evaluate():
+        seen.append(weights(model))
+        return {"score": [0.1, 0.9, 0.2, 0.3][len(seen) - 1]}
+
+    # The period of the hook need not be that of the evaluation.
+    hook = BestCheckpointer(7, Checkpointer(model, tmp_path), "+score")
+    make_trainer(model, batches, EvalHook(10, evaluate), hook).train(0, 40)
+    assert saved_weights(tmp_path / "model_best.pth") == seen[1]
+    assert (hook.best_metric, hook.best_iter) == (0.9, 19)
+
+
+def test_a_metric_that_a_model_stores_is_compared_every_period(model, batches, tmp_path):
+    store = CallbackHook(after_step=lambda t: t.storage.put_scalar("score", t.iter))
+    hook = BestCheckpointer(4, Checkpointer(model, tmp_path), "+score")
+    make_trainer(model, batches, store, hook, stop_at(9)).train(0, 20)
+    assert hook.best_metric == 9.0
+
+
+def test_last_checkpoint_never_names_the_best_file(model, batches, tmp_path):
+    def look(trainer) -> None:
+        tagged.append(last(tmp_path) if (tmp_path / "last_checkpoint").exists() else None)
+
+    tagged: list[str | None] = []
+    hooks = [
+        PeriodicCheckpointer(Checkpointer(model, tmp_path), 20),
+        BestCheckpointer(10, Checkpointer(model, tmp_path), "+test/score"),
+    ]
+    trainer = best_run(model, batches, [0.1, 0.2, 0.3, 0.4], *hooks)
+    trainer.register_hooks([CallbackHook(after_step=look)], priority="LOWEST")
+    trainer.train(0, 40)
+    assert tagged == [None] * 19 + ["model_0000019.pth"] * 20 + ["model_0000039.pth"]
+    assert last(tmp_path) == "model_final.pth"
+    assert "model_best.pth" in names(tmp_path)
+
+
+def test_the_best_value_survives_a_resume(model, batches, tmp_path, log):
+    def make_run(metrics):
+        trainer = best_run(model, batches, metrics)
+        checkpointer = Checkpointer(model, tmp_path, trainer=trainer)
+        hook = BestCheckpointer(10, checkpointer, "-test/score")
+        trainer.register_hooks([hook, PeriodicCheckpointer(checkpointer, 20)])
+        return trainer, checkpointer, hook
+
+    trainer, _, _ = make_run([-1.0, -5.0])
+    trainer.register_hooks([fail_at(25)])
+    with pytest.raises(RuntimeError, match="the step failed"):
+        trainer.train(0, 40)
+    best = (tmp_path / "model_best.pth").read_bytes()
+    resumed, checkpointer, hook = make_run([-3.0, -4.0])
+    checkpointer.resume_or_load("")
+    assert (hook.best_metric, hook.best_iter) == (-5.0, 19)
+    resumed.train(resumed.iter + 1, 40)
+    assert (hook.best_metric, hook.best_iter) == (-5.0, 19)
+    assert (tmp_path / "model_best.pth").read_bytes() == best
+
+
+def test_a_missing_metric_warns_and_saves_nothing(model, batches, tmp_path, log):
+    hook = BestCheckpointer(10, Checkpointer(model, tmp_path), "test/scor")
+    best_run(model, batches, [0.1] * 4, hook).train(0, 40)
+    assert names(tmp_path) == []
+    assert "did you mean test/score?" in log.text
+
+
+def test_a_stopped_run_is_evaluated_and_saved_as_best_and_last(model, batches, tmp_path):
+    checkpointer = Checkpointer(model, tmp_path)
+    hook = BestCheckpointer(10, checkpointer, "+test/score")
+    last_hooks = [PeriodicCheckpointer(checkpointer, 100), stop_at(14)]
+    best_run(model, batches, [0.1, 0.7], hook, *last_hooks).train(0, 40)
+    assert hook.best_metric == 0.7
+    assert last(tmp_path) == "model_0000014.pth"
+    trained = weights(model)
+    assert saved_weights(tmp_path / "model_best.pth") == trained
+    assert saved_weights(tmp_path / "model_0000014.pth") == trained
+
+
+def test_a_failed_run_saves_no_best(model, batches, tmp_path):
+    store = CallbackHook(after_step=lambda t: t.storage.put_scalar("score", t.iter))
+    hook = BestCheckpointer(4, Checkpointer(model, tmp_path), "+score")
+    with pytest.raises(RuntimeError, match="the step failed"):
+        make_trainer(model, batches, store, hook, fail_at(6)).train(0, 20)
+    assert torch.load(tmp_path / "model_best.pth", weights_only=True)["iteration"] == 3
+
+
+def test_a_run_with_one_evaluation_at_its_end_does_not_miss_it(model, batches, tmp_path, log):
+    hook = BestCheckpointer(10, Checkpointer(model, tmp_path), "+test/score")
+    best_run(model, batches, [0.5], hook).train(0, 10)
+    assert (hook.best_metric, hook.best_iter) == (0.5, 10)
+    assert "No metric" not in log.text
+
+
+@pytest.mark.parametrize("error", ["raises", "returns no number"])
+def test_a_last_evaluation_that_fails_leaves_the_trained_weights(model, batches, tmp_path, error):
+    def evaluate():
+        if error == "raises":
+            raise OSError("the test set is gone")
+        return {"score": "high"}
+
+    ema = EMAHook(0.5)
+    hooks = [
+        ema,
+        EvalHook(0, evaluate),
+        PeriodicCheckpointer(Checkpointer(model, tmp_path), 0),
+        PeriodicWriter([JSONWriter(tmp_path / "metrics.json")], 5),
+    ]
+    trained = []
+    remember = CallbackHook(after_step=lambda trainer: trained.append(weights(model)))
+    with pytest.raises((OSError, TypeError), match=r"the test set is gone|got str: 'high'"):
+        make_trainer(model, batches, *hooks, remember).train(0, 10)
+    assert saved_weights(tmp_path / "model_final.pth") == trained[-1]
+    averaged = {name: tensor.tolist() for name, tensor in ema.average.items()}
+    assert averaged != trained[-1]
+    lines = (tmp_path / "metrics.json").read_text().splitlines()
+    assert json.loads(lines[-1])["iteration"] == 9
+
+
+# --- fvcore's Checkpointer ---------------------------------------------------------------------
+
+
+def test_the_checkpointer_of_fvcore_works(model, batches, tmp_path):
+    checkpointer = FvcoreCheckpointer(model, str(tmp_path))
+    hooks = [
+        PeriodicCheckpointer(checkpointer, 10, max_to_keep=1),
+        BestCheckpointer(10, checkpointer, "+test/score"),
+    ]
+    best_run(model, batches, [0.3, 0.4, 0.35, 0.2], *hooks).train(0, 40)
+    assert names(tmp_path) == [
+        "last_checkpoint",
+        "model_0000039.pth",
+        "model_best.pth",
+        "model_final.pth",
+    ]
+    assert last(tmp_path) == "model_final.pth"
+
+
+# --- SafetensorsHook ---------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """One weight under two names, one that is not contiguous, and a part called `module`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(4, 4, bias=False)
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.tied.weight = self.module.weight
+        self.transposed = nn.Parameter(torch.randn(4, 1).t())
+
+    def forward(self, batch):
+        inputs, targets = batch
+        outputs = self.tied(self.module(inputs)) @ self.transposed.t()
+        return (outputs - targets).square().mean()
+
+
+def test_weights_are_saved_as_safetensors_and_load_back(batches, tmp_path, log):
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    model = Tied()
+    make_trainer(model, batches, SafetensorsHook(tmp_path / "export", 5)).train(0, 8)
+    assert names(tmp_path / "export") == ["model_0000004.safetensors", "model_final.safetensors"]
+    final = tmp_path / "export" / "model_final.safetensors"
+    loaded = {name: tensor.tolist() for name, tensor in load_file(final).items()}
+    assert loaded == weights(model)
+    other = Tied()
+    Checkpointer(other).load(str(final))
+    assert weights(other) == weights(model)
+    assert "do not fit" not in log.text
+
+
+def test_a_failed_run_has_no_final_safetensors(model, batches, tmp_path):
+    pytest.importorskip("safetensors")
+    with pytest.raises(RuntimeError, match="the step failed"):
+        make_trainer(model, batches, SafetensorsHook(tmp_path), fail_at(3)).train(0, 8)
+    assert names(tmp_path) == []
+
+
+def test_without_the_package_it_says_at_once_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(ImportError, match=r"pip install 'train-engine\[export\]'"):
+        SafetensorsHook(tmp_path)

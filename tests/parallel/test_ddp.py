@@ -1,0 +1,81 @@
+"""This file is also the program of the two processes: see `processes` and `work`."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from engine.parallel.ddp import create_ddp_model
+
+
+def work(rank: int, store: str) -> dict:
+    """The mean gradient over two ranks, which see the inputs 1 and 3, plain and compressed."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    seen = {}
+    for name, options in {
+        "plain": {},
+        "compressed": {"fp16_compression": True},
+        "option": {"find_unused_parameters": True},
+    }.items():
+        torch.manual_seed(rank)  # DDP gives all ranks the weights of rank 0
+        model = create_ddp_model(nn.Linear(1, 1, bias=False), **options)
+        model(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
+        seen[name] = model.module.weight.item(), model.module.weight.grad.item()
+        seen[f"{name} type"] = type(model).__name__, model.find_unused_parameters
+    dist.destroy_process_group()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """What `work` returned on rank 0 and on rank 1."""
+    store = str(tmp_path_factory.mktemp("ddp") / "store")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), store],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [json.loads(output) for output in outputs]
+
+
+def test_alone_it_is_the_model_itself():
+    model = nn.Linear(1, 1)
+    assert create_ddp_model(model, fp16_compression=True, broadcast_buffers=False) is model
+
+
+@pytest.mark.slow
+def test_two_processes_on_the_cpu_share_weights_and_gradients(processes):
+    (weight, gradient), other = (process["plain"] for process in processes)
+    assert [weight, gradient] == other
+    assert gradient == 2.0  # the mean of 1 and 3
+    assert processes[0]["plain type"] == ["DistributedDataParallel", False]
+
+
+@pytest.mark.slow
+def test_gradients_may_be_sent_as_float16(processes):
+    assert [process["compressed"][1] for process in processes] == [2.0, 2.0]
+
+
+@pytest.mark.slow
+def test_further_arguments_are_those_of_ddp(processes):
+    assert processes[0]["option type"] == ["DistributedDataParallel", True]
+
+
+if __name__ == "__main__":
+    print(json.dumps(work(int(sys.argv[1]), sys.argv[2])))

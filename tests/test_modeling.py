@@ -1,0 +1,80 @@
+import pytest
+import torch
+from torch import nn
+
+from engine.modeling import META_ARCH_REGISTRY, build_model, load_weights
+
+pytestmark = pytest.mark.usefixtures("log")
+
+
+@pytest.fixture
+def registered():
+    class ModelOfATest(nn.Linear):
+        def __init__(self, hidden):
+            super().__init__(hidden, 1)
+
+    META_ARCH_REGISTRY.register(ModelOfATest)
+    yield ModelOfATest
+    META_ARCH_REGISTRY._obj_map.pop("ModelOfATest")
+
+
+def test_a_registered_model_is_built_with_its_arguments(digits_cfg, registered):
+    model = build_model(digits_cfg("MODEL.META_ARCHITECTURE", "ModelOfATest"))
+    assert type(model) is registered
+    assert model.in_features == 16
+
+
+def test_a_model_may_be_named_by_its_import_path(digits_cfg):
+    assert type(build_model(digits_cfg())).__name__ == "DigitsMLP"
+
+
+def test_the_model_is_put_on_the_device(digits_cfg):
+    model = build_model(digits_cfg("MODEL.DEVICE", "meta"))
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_unknown_name_is_answered_with_the_nearest(digits_cfg):
+    with pytest.raises(KeyError, match="did you mean ModelOfATest"):
+        build_model(digits_cfg("MODEL.META_ARCHITECTURE", "ModelOfTest"))
+
+
+def test_weights_come_from_the_file_or_from_the_run(digits_cfg, tmp_path):
+    def checkpoint(value):
+        return {
+            name: torch.full_like(t, value) for name, t in build_model(cfg).state_dict().items()
+        }
+
+    def first_weight(**how):
+        model = build_model(cfg)
+        load_weights(cfg, model, **how)
+        return next(model.parameters()).flatten()[0].item()
+
+    cfg = digits_cfg("MODEL.WEIGHTS", str(tmp_path / "given.pth"))
+    (tmp_path / "run").mkdir()
+    torch.save({"model": checkpoint(1.0)}, tmp_path / "given.pth")
+    torch.save({"model": checkpoint(2.0)}, tmp_path / "run" / "model_0000009.pth")
+    (tmp_path / "run" / "last_checkpoint").write_text("model_0000009.pth")
+    assert first_weight() == 1.0
+    assert first_weight(resume=True) == 2.0
+
+
+def test_averaged_weights_are_used_where_the_config_says_so(digits_cfg, tmp_path):
+    def first_weight(ema):
+        cfg = digits_cfg("MODEL.WEIGHTS", str(tmp_path / "m.pth"), "EMA.ENABLED", ema)
+        model = build_model(cfg)
+        load_weights(cfg, model)
+        return next(model.parameters()).flatten()[0].item()
+
+    weights = build_model(digits_cfg()).state_dict()
+    average = {name: torch.full_like(tensor, 5.0) for name, tensor in weights.items()}
+    states = {"hooks": {"EMAHook": {"average": average, "count": 1}}}
+    torch.save({"model": weights, "trainer": states}, tmp_path / "m.pth")
+    assert first_weight(ema=True) == 5.0
+    assert first_weight(ema=False) == next(iter(weights.values())).flatten()[0]
+
+
+def test_a_missing_file_of_weights_is_named(digits_cfg, tmp_path):
+    cfg = digits_cfg("MODEL.WEIGHTS", str(tmp_path / "nowhere.pth"))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load_weights(cfg, build_model(cfg))

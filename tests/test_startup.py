@@ -1,0 +1,162 @@
+import json
+import logging
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config import LazyConfig, get_cfg
+from engine.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
+from engine.startup import default_argument_parser, default_setup, default_writers
+
+pytestmark = pytest.mark.usefixtures("own_loggers")
+
+
+@pytest.fixture
+def log_text(tmp_path):
+    return lambda: (tmp_path / "run" / "log.txt").read_text()
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def test_the_flags_have_detectron2s_names_and_defaults():
+    args = default_argument_parser().parse_args([])
+    assert vars(args) == {
+        "config_file": "",
+        "resume": False,
+        "eval_only": False,
+        "num_gpus": 1,
+        "num_machines": 1,
+        "machine_rank": 0,
+        "dist_url": "auto",
+        "opts": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--resume --config-file c.yaml OUTPUT_DIR x SOLVER.BASE_LR=0.1",
+        "OUTPUT_DIR x SOLVER.BASE_LR=0.1 --config-file c.yaml --resume",
+        "OUTPUT_DIR x --resume SOLVER.BASE_LR=0.1 --config-file c.yaml",
+        "--config-file c.yaml OUTPUT_DIR --resume x SOLVER.BASE_LR=0.1",
+    ],
+)
+def test_flags_work_before_between_and_after_overrides(line):
+    args = default_argument_parser().parse_args(line.split())
+    assert (args.resume, args.config_file) == (True, "c.yaml")
+    assert args.opts == ["OUTPUT_DIR", "x", "SOLVER.BASE_LR=0.1"]
+
+
+def test_values_may_be_negative_numbers_or_empty():
+    opts = ["SEED", "-1", "MODEL.WEIGHTS", "", "SOLVER.BASE_LR=-.5"]
+    assert default_argument_parser().parse_args(opts).opts == opts
+
+
+def test_an_unknown_flag_is_refused(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        default_argument_parser().parse_args(["--rezume", "OUTPUT_DIR", "x"])
+    assert exit_info.value.code == 2
+    assert "--rezume" in capsys.readouterr().err
+
+
+def test_scripts_add_flags_and_examples_of_their_own(capsys):
+    parser = default_argument_parser(epilog="my example")
+    parser.add_argument("--fast", action="store_true")
+    assert parser.parse_args(["A", "1", "--fast"]).fast
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--help"])
+    assert "my example" in capsys.readouterr().out
+
+
+# --- default_setup ------------------------------------------------------------------------------
+
+
+def test_what_is_run_is_written_down(digits_cfg, tmp_path, log_text):
+    cfg = digits_cfg("SOLVER.MAX_ITER", "2 epoch", "HOOKS", "[{NAME: EMAHook}]")
+    default_setup(cfg, {})
+    folder = tmp_path / "run"
+    again = get_cfg()
+    again.merge_from_file(folder / "config.yaml")
+    assert again == cfg
+    assert "torch" in (folder / "environment.txt").read_text()
+    assert len((folder / "command.txt").read_text().splitlines()) == 1
+    (code,) = folder.glob("code_*")
+    state = json.loads((code / "git.json").read_text())
+    assert "commit" in state or "error" in state
+    assert (code / "changes.diff").exists()
+    assert "Using seed 0" in log_text()
+
+
+def test_each_start_adds_a_line_to_the_commands(digits_cfg, tmp_path):
+    for _ in range(2):
+        default_setup(digits_cfg(), {})
+    assert len((tmp_path / "run" / "command.txt").read_text().splitlines()) == 2
+
+
+def test_the_config_file_is_logged_as_it_is(digits_cfg, tmp_path, log_text):
+    (tmp_path / "c.yaml").write_text("SEED: 0  # a comment\n")
+    args = default_argument_parser().parse_args(["--config-file", str(tmp_path / "c.yaml")])
+    default_setup(digits_cfg(), args)
+    assert "SEED: 0  # a comment" in log_text()
+
+
+def test_everything_random_is_seeded(digits_cfg):
+    def draw(seed):
+        default_setup(digits_cfg("SEED", seed), {})
+        return torch.rand(()).item(), np.random.rand(), random.random()
+
+    assert draw(3) == draw(3) != draw(4)
+    assert draw(-1) != draw(-1)
+
+
+def test_a_lazy_config_is_taken_too(tmp_path):
+    path = tmp_path / "lazy.py"
+    path.write_text(f"train = dict(output_dir={str(tmp_path / 'run')!r}, seed=7, threads=1)\n")
+    default_setup(LazyConfig.load(str(path)), {})
+    first = torch.rand(())
+    torch.manual_seed(7)
+    assert torch.rand(()) == first
+    assert LazyConfig.load(str(tmp_path / "run" / "config.yaml")).train.seed == 7
+
+
+def test_an_output_folder_that_cannot_be_written_to_is_an_error_at_once(digits_cfg, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        OSError, match=r"OUTPUT_DIR cannot be written to .*name another.*file/below"
+    ):
+        default_setup(digits_cfg("OUTPUT_DIR", str(tmp_path / "file" / "below")), {})
+
+
+def test_without_an_output_folder_nothing_is_written(digits_cfg, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    default_setup(digits_cfg("OUTPUT_DIR", ""), {})
+    assert [type(writer) for writer in default_writers("")] == [CommonMetricPrinter]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_of_torch_are_applied(digits_cfg):
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        default_setup(digits_cfg("THREADS", 2, "FLOAT32_PRECISION", "high"), {})
+        assert torch.get_num_threads() == 2
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+
+def test_lines_of_the_engine_reach_the_log_file_once(digits_cfg, log_text):
+    for _ in range(2):
+        default_setup(digits_cfg(), {})
+    logging.getLogger("engine.anything").info("a unique line")
+    assert log_text().count("a unique line") == 1
+
+
+def test_the_default_writers_are_the_console_json_and_tensorboard(tmp_path):
+    writers = default_writers(str(tmp_path / "new"), 10)
+    assert [type(w) for w in writers] == [CommonMetricPrinter, JSONWriter, TensorboardXWriter]
+    for writer in writers:
+        writer.close()

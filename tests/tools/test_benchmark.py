@@ -1,0 +1,62 @@
+"""That the benchmark measures; its figures are not asserted, as they are those of the machine."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[2] / "tools" / "benchmark.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    return runpy.run_path(str(BENCHMARK), run_name="benchmark")
+
+
+def test_the_ratio_of_pairs_lies_in_its_interval(benchmark):
+    ratio, low, high = benchmark["ratio_with_interval"]([(2.0, 1.0), (3.0, 1.0), (4.0, 2.0)])
+    assert ratio == 9 / 4
+    assert 2 <= low <= ratio <= high <= 3
+
+
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize("measure", ["engine_against_bare", "bare_against_bare"])
+def test_blocks_of_two_loops_are_measured_in_pairs(benchmark, measure):
+    pairs = benchmark[measure]("small", 14)
+    assert len(pairs) == 3  # the first ones warm up
+    assert all(first > 0 and second > 0 for first, second in pairs)
+
+
+@pytest.mark.usefixtures("log")
+def test_a_step_that_writes_nothing_turns_no_tensor_into_a_number(benchmark):
+    counts = benchmark["measure_conversions"](steps=40)
+    assert counts.keys() == {"per_quiet_step", "per_writing_step"}
+    assert counts["per_quiet_step"] == 0
+
+
+@pytest.mark.usefixtures("log")
+def test_the_small_measurements_have_their_figures(benchmark):
+    assert benchmark["measure_empty_step"](100).keys() == {"added_us"}
+    assert benchmark["measure_wide_write"]().keys() == {"names", "write_ms"}
+    memory = benchmark["measure_memory"](1000)
+    assert [row["steps"] for row in memory] == [100, 1000]
+    assert memory[0].keys() == {"steps", "bytes", "bytes_per_scalar"}
+
+
+@pytest.mark.slow
+def test_all_figures_are_written_as_json(start_tool, tmp_path):
+    done = start_tool("benchmark.py", "--quick", "--json", tmp_path / "figures.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures.keys() >= {
+        "steps",
+        "empty_step",
+        "puts",
+        "wide_write",
+        "memory",
+        "conversions",
+    }
+    for row in figures["steps"]:
+        assert row.keys() >= {"step", "compared", "ratio", "low", "high", "bare_us", "added_us"}
+    assert [row["stored"] for row in figures["puts"]] == [10**4, 10**5, 10**6]

@@ -1,0 +1,200 @@
+import json
+import sys
+
+import pytest
+import torch
+
+from engine.config import get_cfg
+
+CONFIG = """
+SEED: 0
+MODEL:
+  META_ARCHITECTURE: engine.zoo.digits:DigitsMLP
+  ARGS: {hidden: 16}
+DATASETS: {TRAIN: [digits_train], TEST: [digits_test]}
+DATALOADER: {NUM_WORKERS: 0}
+SOLVER: {MAX_ITER: 20, BASE_LR: 0.1, STEPS: [15], WARMUP_ITERS: 0, CHECKPOINT_PERIOD: 10}
+LOG_PERIOD: 1
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "digits.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def train_net(run_tool, config, tmp_path):
+    """Runs train_net.py with the config into tmp_path/out; returns what it logged."""
+
+    def run(*arguments):
+        run_tool(
+            "train_net.py", "--config-file", config, "OUTPUT_DIR", tmp_path / "out", *arguments
+        )
+        return (tmp_path / "out" / "log.txt").read_text()
+
+    return run
+
+
+def weights(folder):
+    return torch.load(folder / "model_final.pth", weights_only=True)["model"]
+
+
+def results(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_a_run_leaves_all_that_is_needed_to_understand_and_repeat_it(
+    start_tool, run_tool, config, tmp_path
+):
+    done = start_tool("train_net.py", "--config-file", config, "OUTPUT_DIR", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {
+        "config.yaml",
+        "environment.txt",
+        "command.txt",
+        "log.txt",
+        "metrics.json",
+        "results.json",
+        "last_checkpoint",
+        "model_0000009.pth",
+        "model_0000019.pth",
+        "model_final.pth",
+    }
+    assert sum(name.startswith("events.out.tfevents") for name in names) == 1
+    assert len(list((tmp_path / "out").glob("code_*/git.json"))) == 1
+    assert "digits.yaml" in (tmp_path / "out" / "command.txt").read_text()
+    assert "| digits_test" in done.stdout
+    assert "nothing has read" not in done.stdout
+
+    saved = tmp_path / "out" / "config.yaml"
+    run_tool("train_net.py", "--config-file", saved, f"OUTPUT_DIR={tmp_path / 'again'}")
+    assert results(tmp_path / "again") == results(tmp_path / "out")
+    for name, value in weights(tmp_path / "out").items():
+        assert torch.equal(weights(tmp_path / "again")[name], value)
+
+
+def test_eval_only_gives_the_results_of_the_run(train_net, tmp_path):
+    train_net()
+    trained = results(tmp_path / "out")
+    (tmp_path / "out" / "results.json").unlink()
+    train_net("--eval-only", f"MODEL.WEIGHTS={tmp_path / 'out' / 'model_final.pth'}")
+    assert results(tmp_path / "out") == trained
+    (tmp_path / "out" / "results.json").unlink()
+    text = train_net("--eval-only", "--resume")
+    assert results(tmp_path / "out") == trained
+    assert f"Resumed from {tmp_path / 'out' / 'model_final.pth'}" in text
+
+
+def test_resume_after_overrides_continues_the_run(train_net, run_tool, config, tmp_path):
+    straight = tmp_path / "straight"
+    run_tool("train_net.py", "--config-file", config, f"OUTPUT_DIR={straight}")
+    train_net("SOLVER.MAX_ITER", "10")
+    text = train_net("--resume")
+    assert f"Resumed from {tmp_path / 'out' / 'model_final.pth'}" in text
+    assert "Starting training from iteration 10" in text
+    for name, value in weights(straight).items():
+        assert torch.equal(weights(tmp_path / "out")[name], value)
+    lines = (tmp_path / "out" / "metrics.json").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines][:20] == list(range(20))
+
+
+def test_resume_with_nothing_there_says_where_it_looked(train_net, tmp_path):
+    text = train_net("SOLVER.MAX_ITER=1", "--resume")
+    assert f"Nothing to resume: no checkpoint in {tmp_path / 'out'}" in text
+
+
+def test_overrides_come_as_pairs_and_with_equals_signs(train_net, tmp_path):
+    train_net("SOLVER.MAX_ITER", "3", "SOLVER.OPTIMIZER.NAME=AdamW", "SOLVER.BASE_LR=1e-3")
+    cfg = get_cfg()
+    cfg.merge_from_file(tmp_path / "out" / "config.yaml")
+    solver = cfg.SOLVER
+    assert (solver.MAX_ITER, solver.OPTIMIZER.NAME, solver.BASE_LR) == (3, "AdamW", 1e-3)
+
+
+def test_the_config_names_its_trainer(train_net, tmp_path, monkeypatch):
+    (tmp_path / "a_project.py").write_text(
+        "from engine import DefaultTrainer\n"
+        "class Trainer(DefaultTrainer):\n"
+        "    @classmethod\n"
+        "    def test(cls, cfg, model, evaluators=None):\n"
+        "        return {'own': {'score': 1.0}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    try:
+        train_net("TRAINER", "a_project:Trainer")
+    finally:
+        sys.modules.pop("a_project", None)
+    lines = (tmp_path / "out" / "metrics.json").read_text().splitlines()
+    assert json.loads(lines[-1])["own/score"] == 1.0
+
+
+def test_expected_results_decide_the_exit_code(train_net):
+    assert "Results are as expected" in train_net(
+        "TEST.EXPECTED_RESULTS", "[[classification, accuracy, 50, 50]]"
+    )
+    with pytest.raises(SystemExit) as ended:
+        train_net(
+            "--eval-only", "--resume", "TEST.EXPECTED_RESULTS", "[[classification, loss, 9, 0]]"
+        )
+    assert ended.value.code == 1
+
+
+def test_a_mistyped_key_is_one_message_and_exit_code_1(start_tool, config, tmp_path):
+    config.write_text(CONFIG + "TEST: {PRECISE_BN: {ENABELD: true}}\n")
+    failed = start_tool("train_net.py", "--config-file", config, "OUTPUT_DIR", tmp_path / "out")
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(f"ConfigError: {config}: unknown key TEST.PRECISE_BN.ENABELD\n")
+    assert "did you mean TEST.PRECISE_BN.ENABLED" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["SOLVER.CLIP_GRADIENTS.CLIP_VAL", "1"], ["SOLVER.CLIP_GRADIENTS.CLIP_VALUE"]),
+        (["SOLVER.BASE_LR=fast"], ["SOLVER.BASE_LR is 'fast'", "number"]),
+        (["SOLVER.MAX_ITER"], ["SOLVER.MAX_ITER has no value"]),
+        (["SOLVER.BASE_LRR=1", "--num-gpus", "2"], ["did you mean SOLVER.BASE_LR?"]),
+        (["HOOKS", "[EMAHook]"], ["an entry of HOOKS"]),
+        (["MODEL.WEIGHTS=nowhere.pth"], ["FileNotFoundError", "nowhere.pth"]),
+    ],
+)
+def test_wrong_settings_end_the_program_with_a_message(train_net, closed_writers, arguments, parts):
+    with pytest.raises(SystemExit) as ended:
+        train_net(*arguments)
+    assert all(part in ended.value.code for part in parts), ended.value.code
+
+
+def test_a_missing_config_file_is_named(run_tool, tmp_path):
+    with pytest.raises(SystemExit, match="no_such"):
+        run_tool("train_net.py", "--config-file", tmp_path / "no_such.yaml")
+
+
+def test_an_output_folder_that_cannot_be_written_to_is_named(train_net, config):
+    with pytest.raises(SystemExit, match=r"OUTPUT_DIR cannot be written to .*digits.yaml/below"):
+        train_net("OUTPUT_DIR", config / "below")
+
+
+@pytest.mark.slow
+def test_two_processes_and_results_that_were_not_expected(start_tool, config, tmp_path):
+    done = start_tool(
+        "train_net.py", "--config-file", config, "--num-gpus", 2, "OUTPUT_DIR", tmp_path / "out",
+        "TEST.EXPECTED_RESULTS", "[[classification, loss, 9, 0]]",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Results are not as expected" in done.stdout
+    assert results(tmp_path / "out")["digits_test"]["classification"]["loss"] < 9
+    assert (tmp_path / "out" / "model_final.pth").exists()
+
+
+def test_the_template_of_configs_is_printed(run_tool, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_tool("train_net.py", "--print-config-template")
+    assert not ended.value.code
+    assert "BASE_LR: 0.001" in capsys.readouterr().out
