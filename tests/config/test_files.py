@@ -81,7 +81,8 @@ class StoreHandler(PathHandler):
         return open(os.path.join(self.folder, path.removeprefix("store://")), mode)
 
 
-def test_remote_files_come_through_the_path_manager(tmp_path):
+def test_remote_files_come_through_the_path_manager(tmp_path, monkeypatch):
+    monkeypatch.setattr(PathManager, "_path_handlers", PathManager._path_handlers.copy())
     (tmp_path / "sub").mkdir()
     (tmp_path / "base.yaml").write_text("A: 1")
     (tmp_path / "sub" / "mid.yaml").write_text("_BASE_: ../base.yaml")
