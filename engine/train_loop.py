@@ -410,6 +410,8 @@ class SimpleTrainer(TrainerBase):
         if self.clip_gradients is not None:
             get_event_storage().put_scalar("grad_norm", self.clip_gradients(self.optimizer))
         self.optimizer.step()
+        if self.nonfinite.policy == "skip":
+            vars(self.optimizer).pop("found_inf", None)  # it was about this step only
 
     def _no_gradient_sync(self) -> AbstractContextManager:
         # Under DistributedDataParallel, only the last batch of a step sends its gradients.

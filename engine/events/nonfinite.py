@@ -32,6 +32,7 @@ class NonFiniteGuard:
             )
         self.policy = policy
         self._watched: weakref.ref[EventStorage] | None = None
+        self._had_good_step = False
 
     def allows_step(
         self,
@@ -44,7 +45,8 @@ class NonFiniteGuard:
         if self.policy == "ignore":
             return True
         if scalar.is_deferred(total_loss):
-            skips_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
+            # In its first step an optimizer makes its state, and must not skip what fills it.
+            skips_itself = self._had_good_step and can_skip_itself(optimizer)
             if self.policy == "raise" or skips_itself:
                 self._watch(get_event_storage())
                 if self.policy == "skip":
@@ -54,6 +56,7 @@ class NonFiniteGuard:
         message = find_nonfinite(total_loss, values, iteration)
         if message:
             self._report(message)
+        self._had_good_step |= not message
         return not message
 
     def _watch(self, storage: EventStorage) -> None:
@@ -75,6 +78,11 @@ class NonFiniteGuard:
         if self.policy == "raise":
             raise FloatingPointError(message)
         logger.warning("%s; the step is skipped", message)
+
+
+def can_skip_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer leaves out a step where a tensor `found_inf` on its device says so."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
 def find_nonfinite(total_loss: float | torch.Tensor, values: Metrics, iteration: int) -> str:

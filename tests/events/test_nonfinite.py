@@ -119,8 +119,9 @@ def test_a_nan_between_two_writes_is_not_missed_wherever_it_is(place):
 def test_on_an_accelerator_a_fused_optimizer_skips_by_itself(bad, operations, caplog):
     run = Run("skip", fused=True)
     with EventStorage() as storage:
+        assert run.step(storage, 1.0)  # the first step is waited for: it makes the state
         with operations:
-            assert [run.step(storage, factor) for factor in (1.0, bad, 1.0)] == [True] * 3
+            assert [run.step(storage, factor) for factor in (bad, 1.0)] == [True] * 2
         assert operations.conversions == 0
         assert run.weight.item() == -2.0
         storage.latest()
