@@ -1,9 +1,44 @@
 """Images and histograms: checked when put, without waiting for a device; finished when written."""
 
+import logging
+from collections import deque
+from typing import Any
+
 import numpy as np
 import torch
 
+from engine.utils.logger import log_first_n
+
 _CHANNELS = (1, 3, 4)
+MAX_WAITING = 200  # images, and as many histograms, that wait for a writer
+
+
+class MediaQueue:
+    """Images or histograms that wait for the writers: the newest, numbered from the first put."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._entries: deque[tuple[Any, ...]] = deque(maxlen=MAX_WAITING)
+        self._count = 0
+
+    def put(self, entry: tuple[Any, ...]) -> None:
+        if len(self._entries) == MAX_WAITING:
+            log_first_n(
+                logging.WARNING,
+                f"more than {MAX_WAITING} {self._kind} wait for a writer: the oldest are dropped; "
+                "write more often, or put fewer",
+                name=__name__,
+            )
+        self._entries.append(entry)
+        self._count += 1
+
+    def since(self, count: int) -> tuple[list[tuple[Any, ...]], int]:
+        """The entries after the first `count` that were put, and how many there are by now."""
+        new = self._count - count
+        return (list(self._entries)[-new:] if new else []), self._count
+
+    def clear(self) -> None:
+        self._entries.clear()
 
 
 def as_image(name: str, image: torch.Tensor | np.ndarray) -> torch.Tensor:

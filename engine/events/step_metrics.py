@@ -40,16 +40,17 @@ def put_step_metrics(
     Returns the sum of the losses, as `total_loss` defines it: a number where no device has to be
     asked for it. With `is_stored` false that is all it does.
     """
-    numbers: dict[str, float | torch.Tensor] = {}
+    total_name = prefix + "total_loss" if prefix else "total_loss"
+    numbers: dict[str, float | torch.Tensor] = {total_name: 0.0}  # shown first, known last
     total: Any = None
     for name, value in metrics.items():
         number = numbers[name] = as_scalar(name, value)
         if isinstance(value, torch.Tensor) and value.requires_grad:
             total = number if total is None else total + number
     if total is None:
-        total = sum(numbers.values())
+        total = sum(numbers[name] for name in metrics)
     if is_stored:
+        numbers[total_name] = total
         numbers["data_time"] = numbers["rank_data_time"] = float(data_time)
-        numbers[prefix + "total_loss" if prefix else "total_loss"] = total
         get_event_storage().put_numbers(numbers, iteration)
     return total

@@ -1,9 +1,7 @@
 """EventStorage: the shared memory of a run. What is measured goes in, what is written comes out."""
 
-import logging
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,17 +13,21 @@ import numpy as np
 import torch
 
 from engine.events.history import HistoryBuffer
-from engine.events.media import as_image, as_samples, as_uint8, summarize_histogram
+from engine.events.media import (
+    MediaQueue,
+    as_image,
+    as_samples,
+    as_uint8,
+    summarize_histogram,
+)
 from engine.events.notes import NeverSetError, plain_notes
 from engine.events.scalar import as_scalar
 from engine.events.scalar_log import Converted, ScalarLog
-from engine.utils.logger import log_first_n
 from engine.utils.suggest import did_you_mean
 from engine.utils.unique_names import unique_names
 
 KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
 MAX_LOG = 3 * 2_000  # entries of scalars that wait for a reader before they are sorted in anyway
-MAX_MEDIA = 200  # images, and as many histograms, that wait for a writer
 
 
 class _StorageStack(threading.local):
@@ -91,9 +93,8 @@ class EventStorage:
         self._unshown: dict[str, None] = {}  # names with values since then, in their order
         self._converted_callbacks: list[Callable[[Converted], None]] = []
         self._listeners: dict[str, Callable[..., None]] = {}
-        self._images: deque[tuple[str, torch.Tensor, int]] = deque(maxlen=MAX_MEDIA)
-        self._samples: deque[tuple[str, torch.Tensor, int, int]] = deque(maxlen=MAX_MEDIA)
-        self._images_put = self._samples_put = 0
+        self._images = MediaQueue("images")
+        self._samples = MediaQueue("histograms")
         self._cursors: WeakKeyDictionary[object, _Cursor] = WeakKeyDictionary()
         self._saved_cursors: dict[str, dict[str, int]] = {}
 
@@ -157,16 +158,14 @@ class EventStorage:
     def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
         """Keep an image for the writers: CHW or HWC, uint8 or float in [0, 1] or [0, 255]."""
         name = self._log.prefix + img_name
-        _put_media(self._images, (name, as_image(name, img_tensor), self._log.iteration))
-        self._images_put += 1
+        self._images.put((name, as_image(name, img_tensor), self._log.iteration))
 
     def put_histogram(
         self, hist_name: str, hist_tensor: torch.Tensor | np.ndarray, bins: int = 1000
     ) -> None:
         """Keep the distribution of a tensor's values for the writers."""
         name = self._log.prefix + hist_name
-        _put_media(self._samples, (name, as_samples(name, hist_tensor), bins, self._log.iteration))
-        self._samples_put += 1
+        self._samples.put((name, as_samples(name, hist_tensor), bins, self._log.iteration))
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
@@ -262,14 +261,14 @@ class EventStorage:
     def unwritten_images(self, reader: object) -> list[tuple[str, torch.Tensor, int]]:
         """Name, CHW uint8 image and iteration of the images put since `reader` last asked."""
         cursor = self._cursor(reader)
-        new, cursor.images = self._images_put - cursor.images, self._images_put
-        return [(name, as_uint8(image), at) for name, image, at in _last(self._images, new)]
+        entries, cursor.images = self._images.since(cursor.images)
+        return [(name, as_uint8(image), at) for name, image, at in entries]
 
     def unwritten_histograms(self, reader: object) -> list[dict]:
         """As arguments of `SummaryWriter.add_histogram_raw`, those since `reader` last asked."""
         cursor = self._cursor(reader)
-        new, cursor.histograms = self._samples_put - cursor.histograms, self._samples_put
-        return [summarize_histogram(*entry) for entry in _last(self._samples, new)]
+        entries, cursor.histograms = self._samples.since(cursor.histograms)
+        return [summarize_histogram(*entry) for entry in entries]
 
     def clear_images(self) -> None:
         """Forget the images. `PeriodicWriter` does it when all its writers have had them."""
@@ -363,11 +362,11 @@ class EventStorage:
     # detectron2's names for what writers of its users read
     @property
     def _vis_data(self) -> list[tuple[str, torch.Tensor, int]]:
-        return [(name, as_uint8(image), at) for name, image, at in self._images]
+        return [(name, as_uint8(image), at) for name, image, at in self._images.since(0)[0]]
 
     @property
     def _histograms(self) -> list[dict]:
-        return [summarize_histogram(*entry) for entry in self._samples]
+        return [summarize_histogram(*entry) for entry in self._samples.since(0)[0]]
 
     def _readings(self, window: int) -> dict[str, tuple[float, int, int]]:
         """The value to show, its iteration and the number of values of each scalar."""
@@ -399,18 +398,3 @@ class EventStorage:
             name = unique_names(self._cursors)[-1]
             cursor.scalars.update(self._saved_cursors.get(name, {}))
             return cursor
-
-
-def _put_media(entries: deque, entry: tuple) -> None:
-    if len(entries) == MAX_MEDIA:
-        log_first_n(
-            logging.WARNING,
-            f"more than {MAX_MEDIA} images or histograms wait for a writer: the oldest are "
-            "dropped; write more often, or put fewer",
-            name=__name__,
-        )
-    entries.append(entry)
-
-
-def _last(entries: deque, count: int) -> list:
-    return list(entries)[-count:] if count else []
