@@ -216,7 +216,8 @@ def test_an_interrupt_in_after_train_does_not_hide_the_error_before_it():
 
 
 SIGINT_SCRIPT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 from engine import TrainerBase
 from engine.events import JSONWriter
 from engine.hooks import CallbackHook, PeriodicWriter
