@@ -102,21 +102,3 @@ def digits_cfg(tmp_path: Path) -> Callable[..., CfgNode]:
         return cfg
 
     return make
-
-
-@pytest.fixture
-def closed_writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Closes the writers of a DefaultTrainer that a test builds and does not run."""
-    from engine import defaults
-
-    opened = []
-
-    def build(*args: Any) -> list[Any]:
-        opened.append(default_writers(*args))
-        return opened[-1]
-
-    default_writers = defaults.default_writers
-    monkeypatch.setattr(defaults, "default_writers", build)
-    yield
-    for writer in (writer for writers in opened for writer in writers):
-        writer.close()

@@ -14,7 +14,7 @@ from engine.defaults import HOOK_REGISTRY, DefaultTrainer
 from engine.evaluation import DatasetEvaluator
 from engine.events import EventWriter
 
-pytestmark = pytest.mark.usefixtures("log", "closed_writers")
+pytestmark = pytest.mark.usefixtures("log")
 
 
 def names(trainer: DefaultTrainer) -> list[str]:

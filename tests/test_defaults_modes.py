@@ -6,8 +6,6 @@ import pytest
 
 from engine.defaults import DefaultTrainer
 
-pytestmark = pytest.mark.usefixtures("closed_writers")
-
 
 def test_validation_while_training_and_the_test_after_it(digits_cfg, log):
     cfg = digits_cfg("DATASETS.VAL", "['digits_train']", "DATASETS.TEST", "['digits_test']")

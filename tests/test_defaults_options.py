@@ -10,7 +10,7 @@ from engine.data import get_dataset
 from engine.defaults import DefaultTrainer
 from engine.train_loop import AMPTrainer
 
-pytestmark = pytest.mark.usefixtures("log", "closed_writers")
+pytestmark = pytest.mark.usefixtures("log")
 
 
 def test_amp_runs_in_bfloat16(digits_cfg):

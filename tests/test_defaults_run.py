@@ -13,7 +13,7 @@ from engine.defaults import DefaultTrainer
 from engine.hooks import CallbackHook
 from engine.modeling import build_model
 
-pytestmark = pytest.mark.usefixtures("log", "closed_writers")
+pytestmark = pytest.mark.usefixtures("log")
 
 
 def train(cfg, resume=False, kill_at=None, weights_seed=0):

@@ -26,7 +26,8 @@ class JSONWriter(EventWriter):
         self._json_file = os.fspath(json_file)
         self._window_size = window_size
         self._kept: dict[str, int] = {}  # by name, the last iteration in the file after a rewind
-        self._file: TextIO | None = self._open()
+        self._file: TextIO | None = None
+        self._open().close()  # a file that cannot be written is an error now, not after a period
 
     def write(self) -> None:
         records = get_event_storage().unwritten(self, self._window_size)
@@ -43,11 +44,13 @@ class JSONWriter(EventWriter):
     def rewind(self, iteration: int) -> None:
         """Drop the lines of `iteration` and later; at 0 the old file is kept aside instead."""
         self.close()
+        if not os.path.exists(self._json_file):
+            return
+        _cut_partial_line(self._json_file)
         if iteration > 0:
             self._kept = _drop_lines_from(self._json_file, iteration)
         elif os.path.getsize(self._json_file):
             _move_aside(self._json_file)
-        self._file = self._open()
 
     def close(self) -> None:
         if self._file is not None:

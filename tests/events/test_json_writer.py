@@ -309,3 +309,15 @@ def test_a_tensor_on_an_accelerator_is_written_as_its_number(path, on_accelerato
     writer.close()
     assert lines(path) == [{"acc": 1.0, "iteration": 19, "loss": 2.0}]
     assert (operations.conversions, operations.transfers) == (0, 1)
+
+
+def test_a_file_that_is_gone_can_be_rewound(tmp_path):
+    writer = JSONWriter(tmp_path / "metrics.json")
+    (tmp_path / "metrics.json").unlink()
+    for iteration in (0, 5):
+        writer.rewind(iteration)
+    with EventStorage() as storage:
+        storage.put_scalar("x", 1.0)
+        writer.write()
+    writer.close()
+    assert (tmp_path / "metrics.json").read_text() == '{"iteration": 0, "x": 1.0}\n'

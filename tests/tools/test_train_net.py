@@ -165,7 +165,7 @@ def test_a_mistyped_key_is_one_message_and_exit_code_1(start_tool, config, tmp_p
         (["MODEL.WEIGHTS=nowhere.pth"], ["FileNotFoundError", "nowhere.pth"]),
     ],
 )
-def test_wrong_settings_end_the_program_with_a_message(train_net, closed_writers, arguments, parts):
+def test_wrong_settings_end_the_program_with_a_message(train_net, arguments, parts):
     with pytest.raises(SystemExit) as ended:
         train_net(*arguments)
     assert all(part in ended.value.code for part in parts), ended.value.code
