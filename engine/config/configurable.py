@@ -14,7 +14,7 @@ def configurable(
     *,
     from_config: Callable[..., dict[str, Any]] | None = None,
 ) -> Callable[..., Any]:
-    """Let `__init__`, or a function, be called with its own arguments or with a config first.
+    """Let `__init__`, or a function, be called with its own arguments or with a config first::
 
         class Model:
             @configurable
