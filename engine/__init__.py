@@ -7,7 +7,8 @@ from engine import hooks
 from engine.events import EventStorage, get_event_storage, has_event_storage
 from engine.hooks import HookBase
 from engine.launch import DEFAULT_TIMEOUT, launch
-from engine.train_loop import AMPTrainer, SimpleTrainer, TrainerBase
+from engine.simple_trainer import AMPTrainer, SimpleTrainer
+from engine.train_loop import TrainerBase
 
 if TYPE_CHECKING:
     from engine.defaults import (

@@ -34,6 +34,7 @@ from engine.modeling import build_model, load_weights
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
 from engine.predictor import DefaultPredictor
+from engine.simple_trainer import AMPTrainer, SimpleTrainer
 from engine.solver import (
     build_gradient_clipper,
     build_lr_scheduler,
@@ -42,7 +43,7 @@ from engine.solver import (
 )
 from engine.solver.scaling import lengths_in_iterations, scale_to_processes
 from engine.startup import default_argument_parser, default_setup, default_writers
-from engine.train_loop import AMPTrainer, SimpleTrainer, TrainerBase
+from engine.train_loop import TrainerBase
 from engine.utils.analysis import model_summary, parameter_status_table
 from engine.utils.files import atomic_write
 from engine.utils.logger import setup_logger

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from engine import hooks
+from engine import AMPTrainer, hooks
 from engine.config import ConfigError
 from engine.data import get_dataset
 from engine.defaults import DefaultTrainer
-from engine.train_loop import AMPTrainer
 
 pytestmark = pytest.mark.usefixtures("log")
 

@@ -428,3 +428,11 @@ def test_metrics_can_be_stored_by_the_static_method():
 def test_the_static_method_raises_for_a_bad_loss():
     with pytest.raises(FloatingPointError, match="at iteration 0: loss_a = inf"):
         StaticMetrics(math.inf).train(0, 3)
+
+
+def test_the_module_of_detectron2s_name_has_it_too():
+    from engine import train_loop
+
+    assert train_loop.SimpleTrainer is SimpleTrainer
+    with pytest.raises(AttributeError, match="SimplerTrainer"):
+        train_loop.SimplerTrainer  # noqa: B018 the access is what is tested

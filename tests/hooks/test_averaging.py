@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from engine import SimpleTrainer
 from engine.hooks import CallbackHook
 from engine.hooks.averaging import EMAHook
-from engine.train_loop import SimpleTrainer
 
 
 class WithBatchNorm(nn.Module):

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from engine import SimpleTrainer
 from engine.hooks.empty_cache import EmptyCacheHook
-from engine.train_loop import SimpleTrainer
 
 
 @pytest.fixture

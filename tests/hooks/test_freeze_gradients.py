@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from engine import SimpleTrainer
 from engine.hooks import CallbackHook
 from engine.hooks.freeze_gradients import FreezeGradients
-from engine.train_loop import SimpleTrainer
 
 
 def changed_steps(model, batches, hook, wrapped=None):

@@ -1,8 +1,8 @@
 import torch
 
+from engine import SimpleTrainer
 from engine.hooks import CallbackHook
 from engine.hooks.refresh_data_loader import RefreshDataLoader
-from engine.train_loop import SimpleTrainer
 
 
 def train(model, batches, *hooks):

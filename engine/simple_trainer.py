@@ -1,0 +1,292 @@
+"""SimpleTrainer and AMPTrainer: the loop with the usual step."""
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from math import isfinite
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.events import get_event_storage
+from engine.events.nonfinite import NonFiniteGuard, NonFinitePolicy, find_nonfinite
+from engine.events.step_metrics import Metrics, mean_of, put_step_metrics, total_loss
+from engine.train_loop import TrainerBase
+from engine.utils.cpu_bfloat16 import has_working_bfloat16_kernels, without_onednn
+from engine.utils.endless import EndlessIterator, batches_per_epoch
+
+logger = logging.getLogger(__name__)
+
+
+class SimpleTrainer(TrainerBase):
+    """One model, one optimizer, one data loader, and nothing else.
+
+    A step takes a batch, calls `model(batch)`, and minimises what comes back: one loss, or a dict
+    whose values that require grad are summed. Other values in the dict are metrics: they are
+    stored, not minimised. For anything else, override `run_step`.
+
+    `data_loader` is started again when it ends. The options of a step:
+
+    - `gather_metric_period`: store the metrics of every so many steps;
+    - `zero_grad_before_forward`: clear gradients before the forward pass, not after it;
+    - `accumulate`: average the gradients of so many batches in one step, so that one iteration
+      is always one step of the optimizer;
+    - `clip_gradients`: called with the optimizer before its step; what it returns is stored as
+      `grad_norm` (`engine.solver.GradientClipper`);
+    - `nonfinite`: "raise", "skip" (the step) or "ignore" when a loss is NaN or infinite.
+
+    `async_write_metrics` is taken for code that passes it: no step ever waits for a metric.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data_loader: Iterable[Any],
+        optimizer: torch.optim.Optimizer,
+        gather_metric_period: int = 1,
+        zero_grad_before_forward: bool = False,
+        async_write_metrics: bool = False,
+        *,
+        accumulate: int = 1,
+        clip_gradients: Callable[[torch.optim.Optimizer], torch.Tensor] | None = None,
+        nonfinite: NonFinitePolicy = "raise",
+    ) -> None:
+        super().__init__()
+        self._iterator: EndlessIterator | None = None
+        if min(gather_metric_period, accumulate) < 1:
+            raise ValueError(
+                "gather_metric_period and accumulate must be at least 1, "
+                f"got {gather_metric_period} and {accumulate}"
+            )
+        model.train()
+        self.model = model
+        self.data_loader = data_loader
+        self.optimizer = optimizer
+        self.gather_metric_period = gather_metric_period
+        self.zero_grad_before_forward = zero_grad_before_forward
+        self.async_write_metrics = async_write_metrics
+        self.accumulate = accumulate
+        self.clip_gradients = clip_gradients
+        self.nonfinite = NonFiniteGuard(nonfinite)
+
+    def run_step(self) -> None:
+        """Forward, backward, and one step of the optimizer, as the class doc says."""
+        if not self.model.training:
+            raise RuntimeError(
+                f"{type(self).__name__}: the model is in eval mode; "
+                "call model.train() after whatever switched it"
+            )
+        if self.accumulate == 1:
+            metrics, data_time = self._run_batch()
+        else:
+            metrics, data_time = self._run_batches()
+        self.after_backward()
+        # False says that the loss is not finite and the policy is to skip such steps.
+        if self._write_metrics(metrics, data_time) is not False:
+            self._step_optimizer()  # to change the gradients, use after_backward
+
+    def _run_batch(self, is_first: bool = True) -> tuple[Metrics, float]:
+        """Forward and backward of one batch; returns what the model gave and the time to load."""
+        if is_first and self.zero_grad_before_forward:
+            self.optimizer.zero_grad()
+        start = perf_counter()
+        data = next(self._iterator or self._data_loader_iter)  # to change it, wrap the data loader
+        data_time = perf_counter() - start
+        metrics = self._forward(data)  # to change the losses, wrap the model
+        loss = total_loss(metrics)
+        if is_first and not self.zero_grad_before_forward:
+            self.optimizer.zero_grad()
+        self._backward(loss if self.accumulate == 1 else loss / self.accumulate)
+        return metrics, data_time
+
+    def _run_batches(self) -> tuple[Metrics, float]:
+        parts: list[tuple[Metrics, float]] = []
+        for left in reversed(range(self.accumulate)):
+            with self._no_gradient_sync() if left else nullcontext():
+                parts.append(self._run_batch(is_first=not parts))
+        return mean_of([metrics for metrics, _ in parts]), sum(seconds for _, seconds in parts)
+
+    def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
+        """Drop the data loader, then take the one that the function builds."""
+        self.data_loader = ()  # frees the old loader before the new one needs its memory
+        self.data_loader = data_loader_builder()
+
+    def before_train(self) -> None:
+        self.start_data_at(self.start_iter)
+        super().before_train()
+
+    def start_data_at(self, iteration: int) -> None:
+        """Have a loader that can start anywhere (`start_at`) give the batches of this iteration."""
+        if hasattr(self.data_loader, "start_at"):
+            self.data_loader.start_at(iteration * self.accumulate)
+            self._iterator = None
+
+    @property
+    def epoch_length(self) -> float | None:
+        """Iterations in an epoch; None where the data loader has no length."""
+        return self._batches_per_epoch and self._batches_per_epoch / self.accumulate
+
+    def epoch_of(self, iteration: int) -> int | None:
+        if self._batches_per_epoch is None:
+            return None
+        return iteration * self.accumulate // self._batches_per_epoch
+
+    @property
+    def data_loader(self) -> Iterable[Any]:
+        """The source of batches; setting it starts the new one at the next step."""
+        return self._data_loader
+
+    @data_loader.setter
+    def data_loader(self, data_loader: Iterable[Any]) -> None:
+        self._data_loader = data_loader
+        self._batches_per_epoch = batches_per_epoch(data_loader)
+        self._iterator = None
+
+    @property
+    def _data_loader_iter(self) -> EndlessIterator:
+        if self._iterator is None:
+            self._iterator = EndlessIterator(self._data_loader)
+        return self._iterator
+
+    @staticmethod
+    def write_metrics(
+        loss_dict: Metrics, data_time: float, cur_iter: int, prefix: str = ""
+    ) -> None:
+        """Store the metrics of a step of your own; raises if a loss is NaN or infinite."""
+        total = put_step_metrics(loss_dict, data_time, cur_iter, prefix)
+        error = find_nonfinite(total, loss_dict, cur_iter)
+        if error:
+            raise FloatingPointError(error)
+
+    def _write_metrics(
+        self, loss_dict: Metrics, data_time: float, prefix: str = "", iter: int | None = None
+    ) -> bool:
+        """Store the metrics where the period says so; False if the step is to be skipped."""
+        iteration = self.iter if iter is None else iter
+        is_stored = (iteration + 1) % self.gather_metric_period == 0
+        total = put_step_metrics(loss_dict, data_time, iteration, prefix, is_stored)
+        if type(total) is float and isfinite(total):
+            return True
+        return self.nonfinite.allows_step(total, loss_dict, iteration, self.optimizer)
+
+    def _forward(self, data: Any) -> Metrics:
+        output = self.model(data)
+        if type(output) is dict and output:
+            return output
+        if isinstance(output, torch.Tensor):
+            return {"total_loss": output}
+        if not output or not hasattr(output, "items"):
+            raise TypeError(
+                f"{type(self.model).__name__} returned {output!r:.80} in training mode; "
+                "expected a loss or a dict of losses"
+            )
+        return output
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def _step_optimizer(self) -> None:
+        if self.clip_gradients is not None:
+            get_event_storage().put_scalar("grad_norm", self.clip_gradients(self.optimizer))
+        self.optimizer.step()
+        if self.nonfinite.policy == "skip":
+            vars(self.optimizer).pop("found_inf", None)  # it was about this step only
+
+    def _no_gradient_sync(self) -> AbstractContextManager:
+        # Under DistributedDataParallel, only the last batch of a step sends its gradients.
+        no_sync: Callable = getattr(self.model, "no_sync", nullcontext)
+        return no_sync()
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {**super().state_dict(), "optimizer": self.optimizer.state_dict()}
+        if hasattr(self.data_loader, "state_dict"):
+            state["data_loader"] = self.data_loader.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        if hasattr(self.data_loader, "load_state_dict") and "data_loader" in state_dict:
+            self.data_loader.load_state_dict(state_dict["data_loader"])
+            self._iterator = None
+
+
+class AMPTrainer(SimpleTrainer):
+    """SimpleTrainer with the forward pass in `precision`: float16 with a loss scaler, or bfloat16.
+
+    The device is that of the model's parameters. `grad_scaler` defaults to one that scales
+    dynamically for float16, and to none for bfloat16, which does not need it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data_loader: Iterable[Any],
+        optimizer: torch.optim.Optimizer,
+        gather_metric_period: int = 1,
+        zero_grad_before_forward: bool = False,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        precision: torch.dtype = torch.float16,
+        log_grad_scaler: bool = False,
+        async_write_metrics: bool = False,
+        **step_options: Any,
+    ) -> None:
+        super().__init__(
+            model,
+            data_loader,
+            optimizer,
+            gather_metric_period,
+            zero_grad_before_forward,
+            async_write_metrics,
+            **step_options,
+        )
+        self._device_type = next(model.parameters()).device.type
+        if grad_scaler is None:
+            grad_scaler = torch.amp.GradScaler(
+                self._device_type, enabled=precision == torch.float16
+            )
+        self.grad_scaler = grad_scaler
+        self.precision = precision
+        self.log_grad_scaler = log_grad_scaler
+        is_bfloat16_on_cpu = (self._device_type, precision) == ("cpu", torch.bfloat16)
+        self._avoids_onednn = is_bfloat16_on_cpu and not has_working_bfloat16_kernels()
+        if self._avoids_onednn:
+            logger.warning(
+                "oneDNN's bfloat16 kernels do not run on this machine: torch's own are used"
+            )
+
+    def _run_batch(self, is_first: bool = True) -> tuple[Metrics, float]:
+        if not self._avoids_onednn:
+            return super()._run_batch(is_first)
+        with without_onednn():
+            return super()._run_batch(is_first)
+
+    def _forward(self, data: Any) -> Metrics:
+        with torch.autocast(self._device_type, dtype=self.precision):
+            return super()._forward(data)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self.grad_scaler.scale(loss).backward()
+
+    def _step_optimizer(self) -> None:
+        if self.log_grad_scaler:
+            scale = self.grad_scaler.scale(torch.ones((), device=self._device_type))
+            get_event_storage().put_scalar("[metric]grad_scaler", scale)
+        if self.grad_scaler.is_enabled():
+            if self.clip_gradients is not None:
+                self.grad_scaler.unscale_(self.optimizer)
+                get_event_storage().put_scalar("grad_norm", self.clip_gradients(self.optimizer))
+            # It skips the step and lowers the scale by itself where gradients are infinite.
+            self.grad_scaler.step(self.optimizer)
+            self.grad_scaler.update()
+        else:
+            super()._step_optimizer()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "grad_scaler": self.grad_scaler.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
