@@ -2,18 +2,19 @@
 
 import ast
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
 
-from engine.config import defaults
+from engine.config.defaults import get_cfg
 from engine.config.node import CfgNode
 from engine.config.yaml_text import dump_yaml
 
 
 def config_template() -> str:
     """All keys with their defaults and what they mean, as YAML: a config file to cut down."""
-    comments = _comments(inspect.getsource(defaults))
-    return "\n".join(_lines(defaults.get_cfg(), comments, "")).lstrip("\n") + "\n"
+    comments = _comments(inspect.getsource(sys.modules[get_cfg.__module__]))
+    return "\n".join(_lines(get_cfg(), comments, "")).lstrip("\n") + "\n"
 
 
 def _comments(source: str) -> dict[str, list[str]]:
