@@ -364,7 +364,10 @@ class CountConversions(TorchDispatchMode):
 
 
 def measure_conversions(steps: int = 60) -> dict[str, float]:
-    """(d) conversions in a step, with CPU tensors taking the path of accelerators."""
+    """(d) conversions in a step, with CPU tensors taking the path of accelerators.
+
+    A step that writes has one stacked transfer (`tolist`), which is not counted here.
+    """
     model, batches, optimizer = make_parts("small", logs=True)
     trainer = SimpleTrainer(model, batches, optimizer)
     counts: Counter[str] = Counter()
