@@ -13,7 +13,7 @@ from torch import nn
 
 from engine import hooks
 from engine.checkpoint import Checkpointer
-from engine.config import CfgNode, ConfigError, track_reads, unread_keys
+from engine.config import CfgNode, ConfigError, config_differences, track_reads, unread_keys
 from engine.data import DatasetCatalog, MetadataCatalog
 from engine.data.from_config import (
     members_of,
@@ -112,7 +112,13 @@ class DefaultTrainer(TrainerBase):
         self.cfg = lengths_in_iterations(cfg, self._trainer.epoch_length)
         self.max_iter = self.cfg.SOLVER.MAX_ITER
         self.scheduler = self.build_lr_scheduler(self.cfg, optimizer)
-        self.checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
+        self._config_text = self.cfg.dump()
+        self.checkpointer = Checkpointer(
+            model,
+            cfg.OUTPUT_DIR,
+            background=cfg.CHECKPOINT.BACKGROUND,
+            trainer=weakref.proxy(self),
+        )
         self.last_eval_results: dict[str, Any] = {}
         self.register_hooks(self.build_hooks())
 
@@ -154,12 +160,19 @@ class DefaultTrainer(TrainerBase):
         self._trainer.run_step()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "_trainer": self._trainer.state_dict()}
+        return {
+            **super().state_dict(),
+            "_trainer": self._trainer.state_dict(),
+            "config": self._config_text,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._trainer.load_state_dict(state_dict["_trainer"])
         self.start_iter = self.iter + 1
+        saved = state_dict.get("config", self._config_text)  # not in checkpoints of others
+        if table := config_differences(saved, self._config_text):
+            logger.warning("The checkpoint was saved with other settings:\n%s", table)
 
     # --- hooks and writers ------------------------------------------------------------------
 

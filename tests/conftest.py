@@ -1,4 +1,6 @@
 import logging
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,3 +104,15 @@ def digits_cfg(tmp_path: Path) -> Callable[..., CfgNode]:
         return cfg
 
     return make
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 300 kB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this machine does not allow mounting a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -1,5 +1,5 @@
 """Saving and loading of models and runs."""
 
-from engine.checkpoint.checkpointer import Checkpointer, CheckpointError
+from engine.checkpoint.checkpointer import Checkpointer, CheckpointError, warn_of_failed_save
 
-__all__ = ["CheckpointError", "Checkpointer"]
+__all__ = ["CheckpointError", "Checkpointer", "warn_of_failed_save"]

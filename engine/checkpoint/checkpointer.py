@@ -1,8 +1,13 @@
 """Checkpointer: saves and loads a model with everything that belongs to its run."""
 
+import glob
 import logging
 import os
 import re
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +16,16 @@ from fvcore.common.checkpoint import _filter_reused_missing_keys, _IncompatibleK
 from tabulate import tabulate
 from torch import nn
 
+from engine.checkpoint.background import BackgroundSaves
+from engine.checkpoint.finite import first_nonfinite, is_finite
+from engine.checkpoint.manifest import Manifest
 from engine.checkpoint.matching import match_by_suffix
 from engine.checkpoint.plain import as_plain
 from engine.parallel import comm
 from engine.utils.files import PathManager, atomic_write
 
 _HEURISTICS = "?matching_heuristics=True"
+_BEGIN = time.time()
 
 
 class CheckpointError(ValueError):
@@ -26,9 +35,13 @@ class CheckpointError(ValueError):
 class Checkpointer(FvcoreCheckpointer):
     """Saves `model` and the `checkpointables` by name as `save_dir/NAME.pth`, and loads them.
 
-    A file appears whole or not at all. It holds plain values, and loading never runs code. Only the
+    A file appears whole or not at all, and is listed with its checksum in `manifest.json`, which
+    is compared when it is loaded. It holds plain values, and loading never runs code. Only the
     main process saves, unless `save_to_disk` says otherwise. A path that ends in
     `?matching_heuristics=True` matches weights by the ends of their names.
+
+    With `background`, `save` returns when the state is copied (see `BackgroundSaves`), and a save
+    that fails is a warning; `wait` returns when all is written.
     """
 
     def __init__(
@@ -37,6 +50,7 @@ class Checkpointer(FvcoreCheckpointer):
         save_dir: str = "",
         *,
         save_to_disk: bool | None = None,
+        background: bool = False,
         **checkpointables: Any,
     ) -> None:
         if save_to_disk is None:
@@ -44,33 +58,66 @@ class Checkpointer(FvcoreCheckpointer):
         super().__init__(model, save_dir, save_to_disk=save_to_disk, **checkpointables)
         self.path_manager = PathManager
         self.logger = logging.getLogger(__name__)
+        self.run = secrets.token_hex(8)
+        self._manifest = Manifest(save_dir)
+        self._background = BackgroundSaves() if background else None
+        # A mask may be infinite by intention. What becomes so in training is not.
+        buffers = self.model.named_buffers()
+        self._unchecked = {name for name, buffer in buffers if not is_finite(buffer)}
 
-    def save(self, name: str, tag_as_last: bool = True, **extra: Any) -> None:
-        """Write `NAME.pth`; `tag_as_last` makes it the one that a resumed run starts from."""
+    def save(
+        self,
+        name: str,
+        tag_as_last: bool = True,
+        *,
+        then: Callable[[], None] | None = None,
+        **extra: Any,
+    ) -> None:
+        """Write `NAME.pth`; `tag_as_last` makes it the one that a resumed run starts from.
+
+        `then` is called when the file is safe. A state with weights or optimizer moments that are
+        NaN or infinite is refused with a FloatingPointError: what was saved before stays.
+        """
         if not self.save_dir or not self.save_to_disk:
             return
         state = {"model": self.model.state_dict()}
         state |= {key: obj.state_dict() for key, obj in self.checkpointables.items()}
-        data = {key: as_plain(value, key) for key, value in (state | extra).items()}
+        state |= extra
         path = os.path.join(self.save_dir, f"{name}.pth")
+        write = partial(self._write, path, tag_as_last, then)
         self.logger.info("Saving checkpoint to %s", path)
-        self.path_manager.mkdirs(self.save_dir)
-        with atomic_write(path) as file:
-            torch.save(data, file)
-        if tag_as_last:
-            self.tag_last_checkpoint(f"{name}.pth")
+        if self._background is None:
+            write({key: as_plain(value, key) for key, value in state.items()})
+        else:
+            self._background.submit(partial(self._write_or_warn, write, path), state)
+
+    def wait(self) -> None:
+        """Return when what `save` was given is written; raises if something was not."""
+        if self._background is not None:
+            self._background.wait()
+
+    def names_of_run(self) -> set[str]:
+        """The files in `save_dir` that were saved by this run, before it was resumed too."""
+        records = self._manifest.records()
+        return {name for name, record in records.items() if record.get("run") == self.run}
 
     def load(self, path: str, checkpointables: list[str] | None = None) -> dict[str, Any]:
         """Load the weights, and the states of all or of the named checkpointables.
 
         Returns what else the file holds. Raises if no weight fits the model.
         """
+        self.wait()
         self._loading = path
         path = path.removesuffix(_HEURISTICS)
         if path and not self.path_manager.isfile(path):
             raise FileNotFoundError(
                 f"there is no checkpoint {path} (from the folder {os.getcwd()}); "
                 "check MODEL.WEIGHTS or the path that was given"
+            )
+        folder, name = os.path.split(path)
+        if path and (damage := Manifest(folder).damage(name)):
+            raise CheckpointError(
+                f"the checkpoint {path} cannot be loaded: it is damaged ({damage})"
             )
         return super().load(path, checkpointables)
 
@@ -90,6 +137,7 @@ class Checkpointer(FvcoreCheckpointer):
                 self.logger.warning("%s; trying %s", error, candidates[number + 1])
                 continue
             self.logger.info("Resumed from %s", candidate)
+            self._go_on_with_run_of(candidate)
             return loaded
         if resume:
             folder = os.path.abspath(self.save_dir)
@@ -100,19 +148,66 @@ class Checkpointer(FvcoreCheckpointer):
         with atomic_write(os.path.join(self.save_dir, "last_checkpoint"), "w") as file:
             file.write(last_filename_basename)
 
+    def _write(
+        self, path: str, tag_as_last: bool, then: Callable[[], None] | None, data: dict[str, Any]
+    ) -> None:
+        if bad := first_nonfinite(data, self._unchecked):
+            raise FloatingPointError(f"{bad} is NaN or infinite")
+        self.path_manager.mkdirs(self.save_dir)
+        self._delete_leftovers()
+        name = os.path.basename(path)
+        iteration = data.get("iteration")
+        with atomic_write(path) as file:
+            torch.save(data, file)
+            file.flush()
+            self._manifest.announce(name, file.name, iteration=iteration, run=self.run)
+        self._manifest.settle(name)
+        if tag_as_last:
+            self.tag_last_checkpoint(name)
+        if then is not None:
+            then()
+
+    def _write_or_warn(
+        self, write: Callable[[dict[str, Any]], None], path: str, data: dict[str, Any]
+    ) -> None:
+        try:
+            write(data)
+        except Exception as error:
+            warn_of_failed_save(path, error)
+            raise
+
     def _newest_first(self) -> list[str]:
-        """The tagged checkpoint, then the periodic ones by iteration."""
+        """The tagged checkpoint, then the periodic ones: first its own run's, by iteration."""
         if not os.path.isdir(self.save_dir):
             return []
+        runs = {name: record.get("run") for name, record in self._manifest.records().items()}
+        tagged = self.get_checkpoint_file() if self.has_checkpoint() else ""
+        run = runs.get(os.path.basename(tagged))
         numbered = [
-            (int(match[1]), os.path.join(self.save_dir, name))
+            (runs.get(name) == run, int(match[1]), os.path.join(self.save_dir, name))
             for name in os.listdir(self.save_dir)
             if (match := re.fullmatch(r".*_(\d{7,})\.pth", name))
         ]
-        paths = [path for _, path in sorted(numbered, reverse=True)]
-        if self.has_checkpoint():
-            paths.insert(0, self.get_checkpoint_file())
-        return list(dict.fromkeys(paths))
+        paths = [path for *_, path in sorted(numbered, reverse=True)]
+        return list(dict.fromkeys([tagged, *paths] if tagged else paths))
+
+    def _go_on_with_run_of(self, path: str) -> None:
+        record = self._manifest.records().get(os.path.basename(path))
+        if record is None:
+            self.logger.warning(
+                "%s is not in %s: it was saved by another run or program, and its checksum is "
+                "not known",
+                path,
+                self._manifest.path,
+            )
+        else:
+            self.run = record["run"]
+
+    def _delete_leftovers(self) -> None:
+        """Delete the half-written files of processes that were killed before this one began."""
+        for path in glob.glob(os.path.join(glob.escape(self.save_dir), "*.tmp")):
+            if re.search(r"\.[0-9a-f]{8}\.tmp$", path) and os.path.getmtime(path) < _BEGIN:
+                os.remove(path)
 
     def _load_file(self, f: str) -> dict[str, Any]:
         try:
@@ -153,6 +248,17 @@ class Checkpointer(FvcoreCheckpointer):
         incompatible = incompatible._replace(missing_keys=missing)
         if any(incompatible):
             self.logger.warning("Weights that do not fit:\n%s", _mismatch_table(incompatible))
+
+
+def warn_of_failed_save(path: str, error: Exception) -> None:
+    """Say that a save failed, and that the run goes on."""
+    logging.getLogger(__name__).warning(
+        "%s is not saved (%s: %s). The checkpoint before it is kept, training goes on, and the "
+        "next save tries again.",
+        path,
+        type(error).__name__,
+        error,
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Checkpoints hold plain values, so that they load without running code."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,26 +12,32 @@ _PYTHON = {type(None), bool, int, float, complex, str}
 _PLAIN = _PYTHON | {torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, torch.Size}
 
 
-def as_plain(value: Any, where: str) -> Any:
+CopyTensor = Callable[[torch.Tensor, str], torch.Tensor]
+
+
+def as_plain(value: Any, where: str, copy: CopyTensor | None = None) -> Any:
     """The value with NumPy numbers as Python ones; what `weights_only` would refuse is refused.
 
-    `where` names the value in the error. Tensors are handed on as they are, and so is what was
-    declared with `torch.serialization.add_safe_globals`.
+    `where` names the value in the error. Tensors are handed on as they are, or as what `copy`
+    makes of them. What was declared with `torch.serialization.add_safe_globals` is handed on.
     """
+    if copy is not None and isinstance(value, torch.Tensor) and type(value) in _PLAIN:
+        return copy(value, where)
     if type(value) in _PLAIN:
         return value
     if isinstance(value, np.generic) and type(value.item()) in _PYTHON:
         return value.item()
     if isinstance(value, dict):
         plain: Any = {
-            as_plain(key, where): as_plain(one, f"{where}[{key!r}]") for key, one in value.items()
+            as_plain(key, where): as_plain(one, f"{where}[{key!r}]", copy)
+            for key, one in value.items()
         }
         if hasattr(value, "_metadata"):  # of a module's state dict: the versions of its parts
             plain = OrderedDict(plain)
             plain._metadata = as_plain(dict(value._metadata), f"{where}._metadata")
         return plain
     if type(value) in (list, tuple):
-        return type(value)(as_plain(one, f"{where}[{i}]") for i, one in enumerate(value))
+        return type(value)(as_plain(one, f"{where}[{i}]", copy) for i, one in enumerate(value))
     if type(value) in get_safe_globals():
         return value
     raise TypeError(

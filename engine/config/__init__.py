@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.configurable import configurable
 from engine.config.defaults import get_cfg
+from engine.config.differences import config_differences
 from engine.config.errors import ConfigError
 from engine.config.instantiate import instantiate
 from engine.config.node import CfgNode
@@ -20,6 +21,7 @@ __all__ = [
     "LazyCall",
     "LazyConfig",
     "Length",
+    "config_differences",
     "config_template",
     "configurable",
     "get_cfg",

@@ -212,6 +212,8 @@ _C.CHECKPOINT = CN()
 _C.CHECKPOINT.KEEP_LAST = 0
 # Also keep the best by this metric: "+accuracy" for the highest, "-loss" for the lowest; "" is off.
 _C.CHECKPOINT.BEST_METRIC = ""
+# Write checkpoints while training goes on; takes memory for a copy of the state, at times two.
+_C.CHECKPOINT.BACKGROUND = True
 # Resume the last checkpoint in OUTPUT_DIR where there is one, as --resume does.
 _C.CHECKPOINT.AUTO_RESUME = False
 

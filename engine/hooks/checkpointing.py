@@ -3,12 +3,15 @@
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.checkpoint import Checkpointer
+from engine.checkpoint import Checkpointer, warn_of_failed_save
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.best import Best
 from engine.parallel import comm
@@ -22,8 +25,9 @@ class PeriodicCheckpointer(HookBase):
     """Saves `PREFIX_0000499.pth` every `period`, and `PREFIX_final.pth` when the run is complete.
 
     A run that was stopped is saved under its last iteration; one that failed is not. With
-    `max_to_keep`, older ones of this prefix are deleted once a newer one is safe. In a loop of
-    your own call `step(iteration)`.
+    `max_to_keep`, older ones of this prefix and run are deleted once a newer one is safe. A save
+    that fails, for example on a full disk, is a warning, but for the last one. In a loop of your
+    own call `step(iteration)`.
     """
 
     priority = Priority.LOWEST  # a checkpoint then holds what all other hooks did in its step
@@ -46,15 +50,17 @@ class PeriodicCheckpointer(HookBase):
 
     def after_step(self) -> None:
         if self.period.is_due(self.trainer):
-            self._save_numbered(self.trainer.iter)
+            with going_on_without_a_save(self._name(self.trainer.iter)):
+                self._save_numbered(self.trainer.iter)
 
     def after_train(self) -> None:
-        if self.trainer.failed or self.trainer.iter == self.trainer.start_iter:
-            return
-        if self.trainer.iter >= self.trainer.max_iter:
-            self.save(f"{self.file_prefix}_final", iteration=self.trainer.iter - 1)
-        else:
-            self._save_numbered(self.trainer.iter - 1)
+        if not self.trainer.failed and self.trainer.iter > self.trainer.start_iter:
+            if self.trainer.iter >= self.trainer.max_iter:
+                self.save(f"{self.file_prefix}_final", iteration=self.trainer.iter - 1)
+            else:
+                self._save_numbered(self.trainer.iter - 1)
+        if isinstance(self.checkpointer, Checkpointer):
+            self.checkpointer.wait()
 
     def step(self, iteration: int, **extra: Any) -> None:
         """Save what is due at the end of an iteration; in a trainer the hook does this."""
@@ -67,20 +73,38 @@ class PeriodicCheckpointer(HookBase):
         """Save now, under this name."""
         self.checkpointer.save(name, **extra)
 
-    def _save_numbered(self, iteration: int, **extra: Any) -> None:
-        self.save(f"{self.file_prefix}_{iteration:07d}", iteration=iteration, **extra)
-        if self.max_to_keep and self.checkpointer.save_dir and self.checkpointer.save_to_disk:
-            self._delete_old(iteration, keep=self.max_to_keep)
+    def _name(self, iteration: int) -> str:
+        return f"{self.file_prefix}_{iteration:07d}"
 
-    def _delete_old(self, newest: int, keep: int) -> None:
-        """Delete all but `keep` up to the newest; later ones are of another run in this folder."""
-        folder = self.checkpointer.save_dir
+    def _save_numbered(self, iteration: int, **extra: Any) -> None:
+        delete_old = partial(self._delete_old, iteration)
+        if isinstance(self.checkpointer, Checkpointer):
+            self.save(self._name(iteration), iteration=iteration, then=delete_old, **extra)
+        else:
+            self.save(self._name(iteration), iteration=iteration, **extra)
+            delete_old()
+
+    def _delete_old(self, newest: int) -> None:
+        """Delete all but the last ones up to `newest`; later ones are of another run."""
+        checkpointer = self.checkpointer
+        if not (self.max_to_keep and checkpointer.save_dir and checkpointer.save_to_disk):
+            return
+        names = set(os.listdir(checkpointer.save_dir))
+        if isinstance(checkpointer, Checkpointer):
+            names &= checkpointer.names_of_run()
         pattern = re.compile(re.escape(self.file_prefix) + r"_(\d{7,})\.pth")
-        numbered = {
-            int(match[1]): name for name in os.listdir(folder) if (match := pattern.fullmatch(name))
-        }
-        for iteration in sorted(i for i in numbered if i <= newest)[:-keep]:
-            os.remove(os.path.join(folder, numbered[iteration]))
+        numbered = {int(match[1]): name for name in names if (match := pattern.fullmatch(name))}
+        for iteration in sorted(i for i in numbered if i <= newest)[: -self.max_to_keep]:
+            os.remove(os.path.join(checkpointer.save_dir, numbered[iteration]))
+
+
+@contextmanager
+def going_on_without_a_save(name: str) -> Iterator[None]:
+    """Make a save that fails a warning: a run of days does not end because of a full disk."""
+    try:
+        yield
+    except (OSError, FloatingPointError) as error:
+        warn_of_failed_save(name, error)
 
 
 class _Iteration:
@@ -152,7 +176,8 @@ class BestCheckpointer(HookBase):
         )
         # A run is not resumed from its best weights: that would train what came after them again.
         options = {"tag_as_last": False} if isinstance(self._checkpointer, Checkpointer) else {}
-        self._checkpointer.save(self._file_prefix, iteration=self.trainer.iter, **options)
+        with going_on_without_a_save(self._file_prefix):
+            self._checkpointer.save(self._file_prefix, iteration=self.trainer.iter, **options)
 
     def state_dict(self) -> dict[str, Any]:
         return self._best.state_dict()
@@ -178,7 +203,9 @@ class SafetensorsHook(HookBase):
 
     def after_step(self) -> None:
         if self._period.is_due(self.trainer):
-            self._save(f"{self._prefix}_{self.trainer.iter:07d}")
+            name = f"{self._prefix}_{self.trainer.iter:07d}"
+            with going_on_without_a_save(name):
+                self._save(name)
 
     def after_train(self) -> None:
         if not self.trainer.failed:

@@ -12,6 +12,7 @@ from torch import nn
 from engine import SimpleTrainer
 from engine.checkpoint import Checkpointer
 from engine.events import JSONWriter
+from engine.events.nonfinite import NonFiniteGuard
 from engine.hooks import (
     BestCheckpointer,
     CallbackHook,
@@ -24,6 +25,17 @@ from engine.hooks import (
 )
 
 
+class Wide(nn.Module):
+    """A model whose checkpoint takes 50 kB of disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2500)
+
+    def forward(self, batch) -> dict[str, torch.Tensor]:
+        return {"loss": self.linear(batch[0]).square().mean()}
+
+
 def make_trainer(model, batches, *hooks, lr: float = 0.01) -> SimpleTrainer:
     trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), lr, momentum=0.9))
     trainer.register_hooks(hooks)
@@ -31,7 +43,7 @@ def make_trainer(model, batches, *hooks, lr: float = 0.01) -> SimpleTrainer:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
 
 
 def last(folder: Path) -> str:
@@ -187,6 +199,63 @@ def test_a_save_that_fails_deletes_nothing(model, batches, tmp_path, monkeypatch
     assert names(tmp_path) == ["last_checkpoint", "model_0000001.pth", "model_final.pth"]
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_on_a_full_disk_training_goes_on_and_saves_again_when_there_is_space(
+    small_disk, batches, log, background
+):
+    model = Wide()
+    checkpointer = Checkpointer(model, small_disk, background=background)
+    hook = PeriodicCheckpointer(checkpointer, 2, max_to_keep=1)
+
+    def fill_and_free(trainer) -> None:
+        if background:  # or what is on the disk would depend on who is faster
+            checkpointer._background._thread.submit(int).result()
+        if trainer.iter == 2:
+            (small_disk / "others").write_bytes(bytes(220_000))
+        if trainer.iter == 4:
+            assert last(small_disk) == "model_0000001.pth"
+            assert names(small_disk) == ["last_checkpoint", "model_0000001.pth", "others"]
+        if trainer.iter == 6:
+            (small_disk / "others").unlink()
+
+    trainer = make_trainer(model, batches, hook, CallbackHook(before_step=fill_and_free))
+    trainer.train(0, 8)
+    assert names(small_disk) == ["last_checkpoint", "model_0000007.pth", "model_final.pth"]
+    assert log.text.count("is not saved (OSError: [Errno 28] No space left on device") == 2
+    assert "training goes on" in log.text
+
+
+def test_a_last_checkpoint_that_cannot_be_saved_is_an_error(small_disk, batches):
+    model = Wide()
+    (small_disk / "others").write_bytes(bytes(250_000))
+    for background in (False, True):
+        checkpointer = Checkpointer(model, small_disk, background=background)
+        trainer = make_trainer(model, batches, PeriodicCheckpointer(checkpointer, 100))
+        with pytest.raises(OSError, match="No space left on device"):
+            trainer.train(0, 2)
+
+
+def test_a_run_with_nan_weights_keeps_its_last_good_checkpoint(model, batches, tmp_path, log):
+    def spoil(trainer) -> None:
+        if trainer.iter == 3:
+            model.linear.bias.data.fill_(math.nan)
+
+    hook = PeriodicCheckpointer(Checkpointer(model, tmp_path), 2, max_to_keep=1)
+    trainer = make_trainer(model, batches, hook, CallbackHook(after_step=spoil))
+    trainer.nonfinite = NonFiniteGuard("ignore")
+    with pytest.raises(FloatingPointError, match=r"linear\.\w+ is NaN or infinite"):
+        trainer.train(0, 8)
+    assert names(tmp_path) == ["last_checkpoint", "model_0000001.pth"]
+    assert log.text.count("is not saved (FloatingPointError: linear.weight is NaN") >= 1
+
+
+def test_checkpoints_of_another_run_in_the_folder_are_not_deleted(model, batches, tmp_path):
+    for start in (0, 4):  # the second does not resume the first
+        hook = PeriodicCheckpointer(Checkpointer(model, tmp_path), 2, max_to_keep=1)
+        make_trainer(model, batches, hook).train(start, start + 4)
+    assert names(tmp_path)[1:] == ["model_0000003.pth", "model_0000007.pth", "model_final.pth"]
+
+
 def test_only_files_of_its_prefix_are_deleted(model, batches, tmp_path):
     others = [
         "ema_0000001.pth",
@@ -221,7 +290,9 @@ def test_a_prefix_is_taken_literally(model, batches, tmp_path):
 
 def test_a_resumed_run_deletes_those_of_the_run_before(model, batches, tmp_path):
     for start, end in [(0, 6), (6, 10)]:
-        hook = PeriodicCheckpointer(Checkpointer(model, tmp_path), 2, max_to_keep=2)
+        checkpointer = Checkpointer(model, tmp_path)
+        checkpointer.resume_or_load("")
+        hook = PeriodicCheckpointer(checkpointer, 2, max_to_keep=2)
         make_trainer(model, batches, hook).train(start, end)
     assert names(tmp_path)[1:] == ["model_0000007.pth", "model_0000009.pth", "model_final.pth"]
 

@@ -1,0 +1,98 @@
+"""BackgroundSaves: a state is copied at once, and written while training goes on."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from engine.checkpoint.plain import as_plain
+
+logger = logging.getLogger(__name__)
+
+
+class BackgroundSaves:
+    """Has states written by one thread, one after the other, each from a copy of its own.
+
+    The memory of a copy is used again by later ones. A run holds one copy in host memory, and a
+    second where a save begins while the one before it is being written; a third save waits. The
+    process does not end before all is written.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._copies = (StateCopy(), StateCopy())
+        self._jobs: list[Future[None]] = []  # of these copies, the older one first
+
+    def submit(self, write: Callable[[dict[str, Any]], None], state: dict[str, Any]) -> None:
+        """Copy the state now, and have `write` called with the copy."""
+        self._await_free_copy()
+        copy = next(copy for copy in self._copies if not copy.is_used)
+        data = copy.take(state)
+        copy.is_used = True
+        self._jobs.append(self._thread.submit(_write_and_free, write, data, copy))
+
+    def wait(self) -> None:
+        """Return when all is written; raises the first error of a save that nobody asked for."""
+        jobs, self._jobs = self._jobs, []
+        errors = [error for job in jobs if (error := job.exception())]
+        if errors:
+            raise errors[0]
+
+    def _await_free_copy(self) -> None:
+        if all(copy.is_used for copy in self._copies):
+            start = perf_counter()
+            self._jobs[0].exception()
+            logger.warning(
+                "Training waited %.1f s for a save: saves come faster than they can be written",
+                perf_counter() - start,
+            )
+        done = [job for job in self._jobs if job.done()]
+        self._jobs = [job for job in self._jobs if not job.done()]
+        for job in done:
+            # A disk may have space again by now; anything else is a mistake in the program.
+            if (error := job.exception()) and not isinstance(error, (OSError, FloatingPointError)):
+                raise error
+
+
+class StateCopy:
+    """A copy of a state in host memory. The next one is made in the same memory."""
+
+    def __init__(self) -> None:
+        self.is_used = False
+        self._memory: dict[str, torch.Tensor] = {}
+
+    def take(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state as plain values, with tensors that nothing else changes."""
+        before, self._memory = self._memory, {}  # of tensors that are gone the memory is freed
+        seen: dict[tuple, torch.Tensor] = {}
+
+        def copy(tensor: torch.Tensor, where: str) -> torch.Tensor:
+            tensor = tensor.detach()
+            if tensor.layout != torch.strided:
+                return tensor.cpu().clone()
+            # Weights that share memory are saved once, as they would be without a copy.
+            place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            if tensor.numel() and place in seen:
+                return seen[place]
+            memory = before.get(where)
+            if memory is None or (memory.shape, memory.dtype) != (tensor.shape, tensor.dtype):
+                memory = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            self._memory[where] = seen[place] = memory
+            return memory.copy_(tensor, non_blocking=True)
+
+        data = {key: as_plain(value, key, copy) for key, value in state.items()}
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return data
+
+
+def _write_and_free(
+    write: Callable[[dict[str, Any]], None], data: dict[str, Any], copy: StateCopy
+) -> None:
+    try:
+        write(data)
+    finally:
+        copy.is_used = False

@@ -1,0 +1,42 @@
+"""States that are not worth keeping: weights or moments that are NaN or infinite."""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+
+def first_nonfinite(data: dict[str, Any], unchecked: Collection[str] = ()) -> str | None:
+    """Name of the first tensor of the model, or of an optimizer anywhere, that is not finite.
+
+    `unchecked` names tensors of the model that may hold anything, such as masks of -inf.
+    """
+    weights = ((name, value) for name, value in data.get("model", {}).items())
+    for name, tensor in weights:
+        if name not in unchecked and not is_finite(tensor):
+            return name
+    for where, tensor in _optimizer_tensors(data, ""):
+        if not is_finite(tensor):
+            return where
+    return None
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a tensor, if it is one of floats, holds neither NaN nor infinity."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return True
+    # A sum is quick and needs no memory; only where it is not finite are all elements looked at.
+    return bool(value.sum(dtype=torch.float64).isfinite() or value.isfinite().all())
+
+
+def _optimizer_tensors(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
+    inside = "optimizer" in where
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if inside or key != "model":
+                yield from _optimizer_tensors(one, f"{where}[{key!r}]" if where else str(key))
+    elif inside and isinstance(value, (list, tuple)):
+        for number, one in enumerate(value):
+            yield from _optimizer_tensors(one, f"{where}[{number}]")
+    elif inside and isinstance(value, torch.Tensor):
+        yield where, value
