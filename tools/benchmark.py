@@ -24,6 +24,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from benchmark_saving import measure_saving
 from fvcore.common.param_scheduler import CosineParamScheduler
 from tabulate import tabulate
 from torch import nn
@@ -425,6 +426,7 @@ def main() -> None:
         ("wide_write", "one write of 200 names", measure_wide_write),
         ("memory", "(c) memory of the storage", lambda: measure_memory(10**6)),
         ("conversions", "(d) tensors turned into numbers", measure_conversions),
+        ("saving", "stall of the loop by a save", lambda: measure_saving(20 // scale)),
     ]
     for key, title, measure in sections:
         results[key] = measure()
