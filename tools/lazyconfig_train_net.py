@@ -65,7 +65,8 @@ def main(args: argparse.Namespace) -> None:
     default_setup(cfg, args)
     if args.eval_only:
         model = instantiate(cfg.model).to(choose_device(cfg.train.device))
-        Checkpointer(model).load(cfg.train.init_checkpoint)
+        checkpointer = Checkpointer(model, cfg.train.output_dir)
+        checkpointer.resume_or_load(cfg.train.init_checkpoint, resume=args.resume)
         do_test(cfg, model)
     else:
         do_train(cfg, args.resume)

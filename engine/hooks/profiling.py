@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,24 +13,27 @@ from engine.parallel import comm
 if TYPE_CHECKING:
     from engine.train_loop import TrainerBase
 
+    Predicate = Callable[[TrainerBase], bool] | Sequence[int]
+
 
 class TorchProfiler(HookBase):
     """Profiles the steps for which `enable_predicate(trainer)` is true, with `torch.profiler`.
 
-    One trace a step: for TensorBoard below `output_dir/log`, or with `save_tensorboard=False` as
+    The predicate may also be a pair of iterations, [10, 13] for 10 to 12, as configs give it. One
+    trace a step: for TensorBoard below `output_dir/log`, or with `save_tensorboard=False` as
     `output_dir/profiler-trace-iterN.json` for chrome://tracing and Perfetto. `activities` is that
     of `torch.profiler.profile`; by default all that the machine has.
     """
 
     def __init__(
         self,
-        enable_predicate: "Callable[[TrainerBase], bool]",
+        enable_predicate: "Predicate",
         output_dir: str,
         *,
         activities: list[torch.profiler.ProfilerActivity] | None = None,
         save_tensorboard: bool = True,
     ) -> None:
-        self._enable_predicate = enable_predicate
+        self._enable_predicate = _as_function(enable_predicate)
         self._output_dir = os.fspath(output_dir)
         self._activities = activities
         self._save_tensorboard = save_tensorboard
@@ -79,7 +82,7 @@ class AutogradProfiler(TorchProfiler):
 
     def __init__(
         self,
-        enable_predicate: "Callable[[TrainerBase], bool]",
+        enable_predicate: "Predicate",
         output_dir: str,
         *,
         use_cuda: bool = True,
@@ -92,3 +95,15 @@ class AutogradProfiler(TorchProfiler):
 
     def _make_profiler(self) -> Any:
         return torch.autograd.profiler.profile(use_device="cuda" if self._use_cuda else None)
+
+
+def _as_function(predicate: "Predicate") -> "Callable[[TrainerBase], bool]":
+    if callable(predicate):
+        return predicate
+    if not isinstance(predicate, Sequence) or len(predicate) != 2:
+        raise TypeError(
+            "enable_predicate must be a function of the trainer or a pair of iterations such as "
+            f"[10, 13], got {predicate!r}"
+        )
+    start, end = predicate
+    return lambda trainer: start <= trainer.iter < end

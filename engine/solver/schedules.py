@@ -87,7 +87,7 @@ class _Settings:
         warmup_iters = to_iterations(self.node.WARMUP_ITERS, self.epoch_length)
         if warmup_iters <= 0:
             return curve
-        if warmup_iters > self.max_iter:
+        if warmup_iters >= self.max_iter:
             message = "WARMUP_ITERS is %d and the run ends at %d: all of it is warm-up"
             logger.warning(message, warmup_iters, self.max_iter)
         return WarmupParamScheduler(

@@ -30,6 +30,21 @@ def test_each_chosen_step_leaves_a_trace(trainer, tmp_path):
     assert "aten::addmm" in profiled_operators(output / "profiler-trace-iter1.json")
 
 
+def test_a_config_chooses_steps_by_a_pair_of_iterations(trainer, tmp_path):
+    trainer.register_hooks([TorchProfiler([1, 3], tmp_path, save_tensorboard=False)])
+    trainer.train(0, 5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "profiler-trace-iter1.json",
+        "profiler-trace-iter2.json",
+    ]
+
+
+@pytest.mark.parametrize("predicate", [5, [5], [1, 2, 3], None])
+def test_what_chooses_no_steps_is_refused(tmp_path, predicate):
+    with pytest.raises(TypeError, match=r"a pair of iterations such as \[10, 13\], got"):
+        TorchProfiler(predicate, tmp_path)
+
+
 def test_traces_for_tensorboard_go_below_log(trainer, tmp_path):
     trainer.register_hooks([TorchProfiler(lambda t: t.iter == 2, str(tmp_path))])
     trainer.train(0, 4)

@@ -105,10 +105,11 @@ def test_lengths_may_be_given_in_epochs(cfg):
     assert factors(cfg, epoch_length=10) == pytest.approx(expected)
 
 
-def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning(cfg, caplog):
-    cfg.SOLVER.WARMUP_ITERS = 1000
+@pytest.mark.parametrize("warmup", [100, 1000])
+def test_a_warm_up_as_long_as_the_run_or_longer_is_cut_with_a_warning(cfg, caplog, warmup):
+    cfg.SOLVER.WARMUP_ITERS = warmup
     assert factors(cfg)[99] == pytest.approx(0.001 + 0.999 * 0.99)
-    assert "WARMUP_ITERS is 1000 and the run ends at 100" in caplog.text
+    assert f"WARMUP_ITERS is {warmup} and the run ends at 100" in caplog.text
 
 
 @given(name=st.sampled_from([*SCHEDULES]), warmup=st.integers(0, 150), rescale=st.booleans())

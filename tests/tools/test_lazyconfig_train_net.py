@@ -63,6 +63,7 @@ def test_eval_only_evaluates_the_given_weights(train, tmp_path):
     text = train("--eval-only", f"train.init_checkpoint={weights_file}", to="eval")
     assert last_results(text) == trained
     assert not (tmp_path / "eval" / "model_final.pth").exists()
+    assert last_results(train("--eval-only", "--resume")) == trained
 
 
 def test_mixed_precision_is_switched_by_an_override(train, tmp_path):
