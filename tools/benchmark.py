@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the engine costs, as ratios to a bare PyTorch loop measured side by side in one run.
 
-    python tools/benchmark.py [--quick] [--json FILE]
+    python tools/benchmark.py [--ddp] [--quick] [--json FILE]
 
 Blocks of 20 bare steps alternate with blocks of 20 engine steps, so that whatever else the machine
 does falls on both. Times are CPU time of the whole process; intervals are 95 % bootstrap intervals
@@ -403,18 +403,23 @@ def measure_conversions(steps: int = 60) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="a tenth of the blocks")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
-    args = parser.parse_args()
+def prepare_process() -> None:
     torch.set_num_threads(1)
     # The printer's lines are made and handed to logging, as in a run, but not shown here.
     logging.getLogger("engine").addHandler(logging.FileHandler(os.devnull))
     logging.getLogger("engine").setLevel(logging.INFO)
     logging.getLogger("engine").propagate = False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ddp", action="store_true", help="measure two processes instead")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the blocks")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    args = parser.parse_args()
+    prepare_process()
     scale = 10 if args.quick else 1
 
     results: dict[str, Any] = {}
@@ -428,6 +433,17 @@ def main() -> None:
         ("conversions", "(d) tensors turned into numbers", measure_conversions),
         ("saving", "stall of the loop by a save", lambda: measure_saving(20 // scale)),
     ]
+    if args.ddp:
+        from benchmark_ddp import measure_messages, measure_steps_of_two  # they import this file
+
+        sections = [
+            (
+                "ddp_steps",
+                "a step over a bare DDP loop",
+                lambda: measure_steps_of_two(300 // scale),
+            ),
+            ("ddp_messages", "what is sent besides gradients and flags", measure_messages),
+        ]
     for key, title, measure in sections:
         results[key] = measure()
         rows = results[key] if isinstance(results[key], list) else [results[key]]

@@ -99,6 +99,23 @@ class HistoryBuffer:
             count += 1
         return count
 
+    def since(self, count: int) -> tuple[list[float], list[int]]:
+        """The kept values after the first `count` ever added, and their iterations."""
+        self._catch_up()
+        start = max(count - self._evicted, 0)
+        return self._values[start:].tolist(), self._iterations[start:].tolist()
+
+    def replace_last(self, count: int, values: list[float], iterations: list[int]) -> None:
+        """Put others in the place of the last `count` values."""
+        self._catch_up()
+        start = len(self._values) - count
+        summed = max(self._summed - self._evicted - start, 0)
+        self._sum -= sum(self._values[start : start + summed])
+        self._summed -= summed
+        del self._values[start:]
+        del self._iterations[start:]
+        self.extend(values, iterations)
+
     def state_dict(self) -> dict:
         """The kept values and the aggregates of all."""
         self._catch_up()

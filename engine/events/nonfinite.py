@@ -3,26 +3,41 @@
 import logging
 import math
 import weakref
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from engine.events import scalar
-from engine.events.step_metrics import Metrics
+from engine.events.scalar_log import Converted
+from engine.events.step_metrics import Numbers
 from engine.events.storage import EventStorage, get_event_storage
+from engine.parallel import comm
 
 logger = logging.getLogger(__name__)
 
 NonFinitePolicy = Literal["raise", "skip", "ignore"]
+MAX_WAITING = 2_000  # steps that are looked at in one go where nobody reads the storage
+
+
+class _Step(NamedTuple):
+    """A step whose loss is still on its device."""
+
+    iteration: int
+    total_loss: torch.Tensor
+    losses: Numbers
+    is_bad_on_any_rank: torch.Tensor | None  # None where ranks do not ask one another
 
 
 class NonFiniteGuard:
     """Raises, or has the step skipped, when the sum of the losses is not finite.
 
     On the CPU this is known in the very step. On an accelerator no step stops the device: the
-    report comes when the losses are fetched for a writer anyway, and the device itself skips the
+    report comes when the storage is read for a writer anyway, and the device itself skips the
     step where the optimizer can do that (`fused=True`); other optimizers have to wait for the sum
     if the policy is "skip".
+
+    To skip a step all ranks must: with several of them, `is_joint` is true under that policy, and
+    `allows_step` has to be asked in each step, as it asks all ranks.
     """
 
     def __init__(self, policy: NonFinitePolicy = "raise") -> None:
@@ -31,13 +46,18 @@ class NonFiniteGuard:
                 f"the non-finite policy must be one of {get_args(NonFinitePolicy)}, got {policy!r}"
             )
         self.policy = policy
+        self.is_joint = policy == "skip" and comm.get_world_size() > 1
+        self.skipped = 0  # steps
+        self._skipped_in_a_row = 0
+        self._last_skipped = -2
         self._watched: weakref.ref[EventStorage] | None = None
+        self._waiting: list[_Step] = []
         self._had_good_step = False
 
     def allows_step(
         self,
         total_loss: float | torch.Tensor,
-        values: Metrics,
+        losses: Numbers,
         iteration: int,
         optimizer: torch.optim.Optimizer,
     ) -> bool:
@@ -48,36 +68,63 @@ class NonFiniteGuard:
             # In its first step an optimizer makes its state, and must not skip what fills it.
             skips_itself = self._had_good_step and can_skip_itself(optimizer)
             if self.policy == "raise" or skips_itself:
-                self._watch(get_event_storage())
-                if self.policy == "skip":
-                    is_bad = ~torch.isfinite(total_loss)  # type: ignore[arg-type]
-                    optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+                self._leave_to_device(total_loss, losses, iteration, optimizer)  # type: ignore[arg-type]
                 return True
-        message = find_nonfinite(total_loss, values, iteration)
-        if message:
-            self._report(message)
-        self._had_good_step |= not message
-        return not message
+        message = find_nonfinite(total_loss, losses, iteration)
+        is_bad = bool(message)
+        if self.is_joint:
+            is_bad = bool(_on_any_rank(torch.as_tensor(total_loss)))
+        if is_bad:
+            self._report(message, iteration)
+        self._had_good_step |= not is_bad
+        return not is_bad
+
+    def _leave_to_device(
+        self,
+        total_loss: torch.Tensor,
+        losses: Numbers,
+        iteration: int,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        anywhere = _on_any_rank(total_loss) if self.is_joint else None
+        if self.policy == "skip":
+            found = _is_bad(total_loss) if anywhere is None else anywhere
+            optimizer.found_inf = found  # type: ignore[attr-defined]
+        self._watch(get_event_storage())
+        self._waiting.append(_Step(iteration, total_loss, losses, anywhere))
+        if len(self._waiting) >= MAX_WAITING:
+            self._look_at_waiting()
 
     def _watch(self, storage: EventStorage) -> None:
         if self._watched is None or self._watched() is not storage:
             self._watched = weakref.ref(storage)
-            storage.on_converted(self._check_converted)
+            self._waiting = []
+            storage.on_converted(self._look_at_waiting)
 
-    def _check_converted(self, converted: list[tuple[str, float, int]]) -> None:
-        bad_totals = [
-            iteration
-            for name, value, iteration in converted
-            if name.endswith("total_loss") and not math.isfinite(value)
-        ]
-        for iteration in sorted(set(bad_totals)):
-            values = {name: value for name, value, at in converted if at == iteration}
-            self._report(_describe(values, iteration))
+    def _look_at_waiting(self, converted: Converted | None = None) -> None:
+        if not self._waiting:
+            return
+        steps, self._waiting = self._waiting, []  # each is told once, also if that raises
+        totals = scalar.fetch([step.total_loss for step in steps])
+        flags = [step.is_bad_on_any_rank for step in steps if step.is_bad_on_any_rank is not None]
+        are_bad = scalar.fetch(flags) or [0.0] * len(steps)
+        for step, total, is_bad in zip(steps, totals, are_bad, strict=True):
+            message = find_nonfinite(total, step.losses, step.iteration)
+            if message or is_bad:
+                self._report(message, step.iteration)
 
-    def _report(self, message: str) -> None:
+    def _report(self, message: str, iteration: int) -> None:
         if self.policy == "raise":
             raise FloatingPointError(message)
-        logger.warning("%s; the step is skipped", message)
+        self.skipped += 1
+        is_next = iteration == self._last_skipped + 1
+        count = self._skipped_in_a_row = self._skipped_in_a_row + 1 if is_next else 1
+        self._last_skipped = iteration
+        if count & (count - 1):  # of many in a row the 1st, 2nd, 4th, 8th, …
+            return
+        message = message or f"the loss of another rank is infinite or NaN at iteration {iteration}"
+        in_a_row = f", {count} in a row and {self.skipped} in this run" if count > 1 else ""
+        logger.warning("%s; the step is skipped%s", message, in_a_row)
 
 
 def can_skip_itself(optimizer: torch.optim.Optimizer) -> bool:
@@ -85,15 +132,19 @@ def can_skip_itself(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
-def find_nonfinite(total_loss: float | torch.Tensor, values: Metrics, iteration: int) -> str:
+def find_nonfinite(total_loss: float | torch.Tensor, losses: Numbers, iteration: int) -> str:
     """What to say of a sum of losses that is NaN or infinite; '' for a finite one."""
     if math.isfinite(total_loss):
         return ""
-    numbers = {name: float(scalar.as_scalar(name, value)) for name, value in values.items()}
-    return _describe(numbers, iteration)
-
-
-def _describe(values: dict[str, float], iteration: int) -> str:
+    values = {name: float(value) for name, value in losses.items()}
     shown = {name: value for name, value in values.items() if not math.isfinite(value)} or values
     listed = ", ".join(f"{name} = {value}" for name, value in shown.items())
     return f"the loss became infinite or NaN at iteration {iteration}: {listed}"
+
+
+def _is_bad(total_loss: torch.Tensor) -> torch.Tensor:
+    return (~torch.isfinite(total_loss)).float()
+
+
+def _on_any_rank(total_loss: torch.Tensor) -> torch.Tensor:
+    return comm.reduce_dict({"bad": _is_bad(total_loss)}, average=False)["bad"]

@@ -8,6 +8,7 @@ from engine.events.scalar import as_scalar
 from engine.events.storage import get_event_storage
 
 Metrics = dict[str, Any]  # what a model returns in training: losses, and other scalars
+Numbers = dict[str, float | torch.Tensor]  # the same as they are stored
 
 
 def total_loss(metrics: Metrics) -> Any:
@@ -18,9 +19,15 @@ def total_loss(metrics: Metrics) -> Any:
     """
     if len(metrics) == 1:
         return next(iter(metrics.values()))
-    losses = [v for v in metrics.values() if isinstance(v, torch.Tensor) and v.requires_grad]
+    losses = [v for v in metrics.values() if _is_minimised(v)]
     first, *others = losses or metrics.values()
     return sum(others, start=first) if others else first
+
+
+def losses_among(metrics: Metrics, numbers: Numbers) -> Numbers:
+    """The numbers of those metrics that `total_loss` sums."""
+    names = [name for name, value in metrics.items() if _is_minimised(value)] or metrics
+    return {name: numbers[name] for name in names}
 
 
 def mean_of(parts: list[Metrics]) -> Metrics:
@@ -34,14 +41,14 @@ def mean_of(parts: list[Metrics]) -> Metrics:
 
 def put_step_metrics(
     metrics: Metrics, data_time: float, iteration: int, prefix: str = "", is_stored: bool = True
-) -> float | torch.Tensor:
+) -> tuple[float | torch.Tensor, Numbers]:
     """Store the metrics of a step, the sum of the losses and the time to get the data.
 
-    Returns the sum of the losses, as `total_loss` defines it: a number where no device has to be
-    asked for it. With `is_stored` false that is all it does.
+    Returns the sum of the losses, as `total_loss` defines it, and each metric: as a number where
+    no device has to be asked for it. With `is_stored` false that is all it does.
     """
     total_name = prefix + "total_loss" if prefix else "total_loss"
-    numbers: dict[str, float | torch.Tensor] = {total_name: 0.0}  # shown first, known last
+    numbers: Numbers = {total_name: 0.0}  # shown first, known last
     total: Any = None
     for name, value in metrics.items():
         number = numbers[name] = as_scalar(name, value)
@@ -53,4 +60,8 @@ def put_step_metrics(
         numbers[total_name] = total
         numbers["data_time"] = numbers["rank_data_time"] = float(data_time)
         get_event_storage().put_numbers(numbers, iteration)
-    return total
+    return total, numbers
+
+
+def _is_minimised(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -21,6 +21,7 @@ from engine.events.media import (
     summarize_histogram,
 )
 from engine.events.notes import NeverSetError, plain_notes
+from engine.events.over_ranks import OverRanks
 from engine.events.scalar import as_scalar
 from engine.events.scalar_log import Converted, ScalarLog
 from engine.utils.suggest import did_you_mean
@@ -97,6 +98,7 @@ class EventStorage:
         self._samples = MediaQueue("histograms")
         self._cursors: WeakKeyDictionary[object, _Cursor] = WeakKeyDictionary()
         self._saved_cursors: dict[str, dict[str, int]] = {}
+        self._over_ranks: OverRanks | None = None
 
     # --- what models and hooks put in -------------------------------------------------------
 
@@ -280,21 +282,39 @@ class EventStorage:
 
     def sync(self) -> None:
         """Sort what was put into the histories; tensors become numbers in one transfer a device."""
-        if not self._log.entries:
-            return
-        columns, converted = self._log.take()
+        columns, converted = self._log.take() if self._log.entries else ({}, [])
         for name, (values, iterations) in columns.items():
             history = self._histories.get(name)
             if history is None:
                 history = self._histories[name] = self._new_history()
             history.extend(values, iterations)
         self._unshown.update(dict.fromkeys(columns))
-        if converted:
-            for callback in self._converted_callbacks:
-                callback(converted)
+        for callback in self._converted_callbacks:
+            callback(converted)
+
+    def start_joining_ranks(self) -> None:
+        """Have `join_ranks` bring in what other ranks put from now on. All ranks call it."""
+        self._over_ranks = OverRanks(self.histories(), self._log_period)
+
+    def join_ranks(self) -> None:
+        """Have rank 0's scalars since the last call be those of all ranks, as `OverRanks` says.
+
+        Other ranks keep theirs. All call it in the same iteration; where joining was not started,
+        as with a single process, it does nothing.
+        """
+        if self._over_ranks is None:
+            return
+        self.sync()
+        joint = self._over_ranks.join(self._histories, self._log.hints, self._log.iteration)
+        for name, (replaced, values, iterations) in joint.items():
+            self._log.hints.setdefault(name, self._over_ranks.hints[name])
+            if name not in self._histories:
+                self._histories[name] = self._new_history()
+            self._histories[name].replace_last(replaced, values, iterations)
+        self._unshown.update(dict.fromkeys(joint))
 
     def on_converted(self, callback: Callable[[Converted], None]) -> None:
-        """Call back with (name, value, iteration) of the deferred scalars, once they are known."""
+        """Call back at each `sync`, with (name, value, iteration) of scalars that were deferred."""
         self._converted_callbacks.append(callback)
 
     @contextmanager
@@ -319,18 +339,17 @@ class EventStorage:
         self.sync()
         notes = plain_notes(vars(self))
         notes.pop("early_stop", None)  # it ended this run, not the one that goes on from here
+        names = unique_names(self._cursors)
+        readers = zip(names, self._cursors.values(), strict=True)
+        cursors = {name: dict(cursor.scalars) for name, cursor in readers}
         return {
             "notes": notes,
             "scalars": {
                 name: {"smoothing_hint": self._log.hints[name], **history.state_dict()}
                 for name, history in self._histories.items()
             },
-            "cursors": {
-                name: dict(cursor.scalars)
-                for name, cursor in zip(
-                    unique_names(self._cursors), self._cursors.values(), strict=True
-                )
-            },
+            # A writer that has not written since the run was resumed has its old cursor.
+            "cursors": {**self._saved_cursors, **cursors},
         }
 
     def load_state_dict(self, state: dict) -> None:

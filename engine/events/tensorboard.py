@@ -3,11 +3,24 @@
 import os
 import time
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING
 
+from engine.events.event_files import (
+    cut_event_files,
+    move_aside,
+    new_event_file,
+    own_event_files,
+)
 from engine.events.storage import get_event_storage
-from engine.events.tensorboard_record import encode_event, encode_record, encode_scalars
-from engine.events.writer import EventWriter
+from engine.events.tensorboard_record import (
+    encode_event,
+    encode_head,
+    encode_record,
+    encode_restart,
+    encode_scalars,
+)
+from engine.events.writer import EventWriter, without_written
+from engine.utils.append_file import AppendFile
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -16,78 +29,107 @@ if TYPE_CHECKING:
 class TensorboardXWriter(EventWriter):
     """Writes an event file, made when there is something to write.
 
-    `kwargs` go to `torch.utils.tensorboard.SummaryWriter`.
+    The options are those of `torch.utils.tensorboard.SummaryWriter`, which writes to a remote
+    `log_dir` such as "s3://…". A local file is written directly, many times as quickly: there is no
+    queue then. A full disk is no error: what cannot be written waits in memory until there is space
+    again, and `close` logs an error if some is lost.
     """
 
-    def __init__(self, log_dir: str, window_size: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        log_dir: str,
+        window_size: int | None = None,
+        *,
+        comment: str = "",
+        purge_step: int | None = None,
+        max_queue: int = 10,
+        flush_secs: int = 120,
+        filename_suffix: str = "",
+    ) -> None:
         self._log_dir = os.fspath(log_dir)
+        self._is_remote = "://" in self._log_dir
         self._window_size = window_size
-        self._kwargs = kwargs
+        self._purge_step = purge_step  # for the next file
+        self._filename_suffix = filename_suffix
+        self._options = {"comment": comment, "max_queue": max_queue, "flush_secs": flush_secs}
+        self._kept: dict[str, int] = {}  # by tag, the last iteration in the files after a rewind
+        self._file: AppendFile | None = None
 
     @cached_property
     def _writer(self) -> "SummaryWriter":
         from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(self._log_dir, **self._kwargs)
-
-    @cached_property
-    def _file(self) -> BinaryIO | None:
-        """The event file of `_writer`, to append to it past its queue and thread.
-
-        For one record a period these would cost ten times as much as the record itself. None
-        where only TensorBoard can reach the file, as on a remote file system.
-        """
-        self._writer.flush()  # what it writes first is in the file now
-        path = self._writer._get_file_writer().event_writer._file_name
-        return open(path, "ab") if os.path.exists(path) else None
+        return SummaryWriter(
+            self._log_dir,
+            purge_step=self._purge_step,
+            filename_suffix=self._filename_suffix,
+            **self._options,
+        )
 
     def write(self) -> None:
-        storage = get_event_storage()
-        for iteration, record in storage.unwritten(self, self._window_size).items():
+        self.write_media()
+        records = get_event_storage().unwritten(self, self._window_size)
+        if self._kept:
+            records, self._kept = without_written(records, self._kept), {}
+        if records:
             # One record for all scalars: `add_scalar` would cost several times as much each.
-            self._append(encode_scalars(record), iteration)
+            self._append([(encode_scalars(record), at) for at, record in records.items()])
+
+    def write_media(self) -> None:
+        storage = get_event_storage()
         images, histograms = storage.unwritten_images(self), storage.unwritten_histograms(self)
         if images or histograms:
-            self._write_media(images, histograms)
+            self._append_media(images, histograms)
 
     def rewind(self, iteration: int) -> None:
-        """Have TensorBoard hide what earlier event files hold for `iteration` and later."""
+        """Cut what the event files hold from `iteration` on; at 0 they are moved to `earlier.1`.
+
+        A TensorBoard that is open is told too. That is all that happens in a remote folder.
+        """
         self.close()
-        if _has_event_file(self._log_dir):
-            self._kwargs["purge_step"] = iteration
+        self._file, self._kept = None, {}
+        self._purge_step = iteration  # always: TensorBoard takes the first for no restart
+        if self._is_remote:
+            return
+        paths = own_event_files(self._log_dir)
+        if iteration > 0:
+            self._kept = cut_event_files(paths, iteration)
+        else:
+            move_aside(paths, self._log_dir)
 
     def close(self) -> None:
-        if "_file" in vars(self):
-            if self._file is not None:
-                self._file.close()
-            del self._file
+        if self._file is not None:
+            self._file.close()
         if "_writer" in vars(self):
             self._writer.close()
             del self._writer
-            self._kwargs.pop("purge_step", None)
+            self._purge_step = None
 
-    def _write_media(self, images: list, histograms: list[dict]) -> None:
+    def _append_media(self, images: list, histograms: list[dict]) -> None:
         from torch.utils.tensorboard import summary
 
-        for name, image, iteration in images:
-            encoded = summary.image(name, image, dataformats="CHW").SerializeToString()
-            self._append(encoded, iteration)
+        encoded = [
+            (summary.image(name, image, dataformats="CHW").SerializeToString(), iteration)
+            for name, image, iteration in images
+        ]
         for histogram in histograms:
             tag, iteration = histogram.pop("tag"), histogram.pop("global_step")
-            encoded = summary.histogram_raw(tag, **histogram).SerializeToString()
-            self._append(encoded, iteration)
+            encoded.append((summary.histogram_raw(tag, **histogram).SerializeToString(), iteration))
+        self._append(encoded)
 
-    def _append(self, summary: bytes, iteration: int) -> None:
-        """All records go one way: TensorFlow, if that writes `_writer`'s, overwrites other ones."""
-        if self._file is None:
+    def _append(self, summaries: list[tuple[bytes, int]]) -> None:
+        if self._is_remote:
             from tensorboard.compat.proto.summary_pb2 import Summary
 
-            parsed = Summary.FromString(summary)
-            self._writer._get_file_writer().add_summary(parsed, iteration)
-        else:
-            self._file.write(encode_record(encode_event(time.time(), iteration, summary)))
-            self._file.flush()
-
-
-def _has_event_file(folder: str) -> bool:
-    return os.path.isdir(folder) and any("tfevents" in name for name in os.listdir(folder))
+            for summary, at in summaries:
+                self._writer._get_file_writer().add_summary(Summary.FromString(summary), at)
+            return
+        now = time.time()
+        records = [encode_record(encode_event(now, at, summary)) for summary, at in summaries]
+        if self._file is None:
+            path = new_event_file(self._log_dir, self._filename_suffix)
+            self._file = AppendFile(path, head=encode_head(now))
+        if self._purge_step is not None:
+            records.insert(0, encode_restart(now, self._purge_step))
+            self._purge_step = None
+        self._file.write(b"".join(records))

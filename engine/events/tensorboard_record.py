@@ -5,9 +5,44 @@ By hand, since to make the protobuf objects takes several times as long, in the 
 
 import math
 import struct
+from collections.abc import Iterator
 from functools import cache
+from typing import BinaryIO
 
 import google_crc32c
+
+# Field 10 of `Event`, `source_metadata`, with its `writer`: tells our files from those of others.
+_MARK = b"\x52\x0f\x0a\x0dengine.events"
+
+
+def encode_head(wall_time: float) -> bytes:
+    """The record that begins a file: an `Event` with the `file_version` (field 3)."""
+    time = struct.pack("<d", wall_time)
+    return encode_record(b"\x09" + time + b"\x1a\x0dbrain.Event:2" + _MARK)
+
+
+def encode_restart(wall_time: float, step: int) -> bytes:
+    """A record on which readers drop what they have of `step` and later: an `Event` with a
+    `session_log` (field 7) of the status START."""
+    time = struct.pack("<d", wall_time)
+    return encode_record(b"\x09" + time + b"\x10" + _varint(step) + b"\x3a\x02\x08\x01")
+
+
+def read_records(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """The data of each record, and where it ends. Stops at one that is torn or damaged."""
+    end = 0
+    while len(head := file.read(12)) == 12 and head[8:] == _masked_crc(head[:8]):
+        (length,) = struct.unpack_from("<Q", head)
+        data = file.read(length)
+        if file.read(4) != _masked_crc(data):
+            return
+        end += length + 16
+        yield data, end
+
+
+def is_own_head(data: bytes) -> bool:
+    """Whether the first record of a file was made by `encode_head`."""
+    return data.endswith(_MARK)
 
 
 def encode_scalars(scalars: dict[str, float]) -> bytes:

@@ -11,7 +11,7 @@ from typing import IO, Any, Literal
 from iopath.common.file_io import PathHandler
 from iopath.common.file_io import PathManager as _PathManager
 
-__all__ = ["PathHandler", "PathManager", "atomic_write"]
+__all__ = ["PathHandler", "PathManager", "RawFile", "atomic_write", "sync_folder"]
 
 # The project's own: it knows local paths only, until a user registers a PathHandler for others.
 PathManager = _PathManager()
@@ -32,7 +32,7 @@ def atomic_write(
         raise ValueError(f"mode must be 'wb' or 'w', got {mode!r}: an atomic write starts empty")
     target = os.path.realpath(path)  # a link stays a link
     temporary = f"{target}.{secrets.token_hex(4)}.tmp"
-    raw = _RawFile(temporary, "x")
+    raw = RawFile(temporary, "x")
     stream: IO[Any] = io.BufferedWriter(raw)
     if mode == "w":
         stream = io.TextIOWrapper(stream, encoding="utf-8")
@@ -52,11 +52,11 @@ def atomic_write(
         if isinstance(error, Exception) and raw.error is not None:
             raise raw.error from None
         raise
-    _sync_folder(os.path.dirname(target))
+    sync_folder(os.path.dirname(target))
 
 
-class _RawFile(io.FileIO):
-    """Remembers why a write failed: torch.save hides it behind "unexpected pos"."""
+class RawFile(io.FileIO):
+    """A file that remembers why a write failed: torch.save hides it behind "unexpected pos"."""
 
     error: OSError | None = None
 
@@ -68,7 +68,7 @@ class _RawFile(io.FileIO):
             raise
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
     """Make a rename survive a power loss, where the system can."""
     if os.name != "posix":
         return

@@ -13,7 +13,7 @@ from tabulate import tabulate
 from termcolor import colored
 from tqdm import tqdm
 
-from engine.utils.files import PathManager
+from engine.utils.append_file import AppendFile
 
 _STDOUT = "stdout"
 _COLORS = {"DEBUG": "cyan", "INFO": "green", "WARNING": "yellow"}
@@ -118,25 +118,42 @@ class _ConsoleHandler(logging.Handler):
     """Prints to whatever sys.stdout is at that moment, so that redirects and captures work."""
 
     destination = _STDOUT
+    _is_broken = False
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             with tqdm.external_write_mode(sys.stdout):  # a progress bar makes room for the line
                 print(self.format(record), flush=True)
+            self._is_broken = False
+        except OSError:  # a full disk that stdout goes to, or a closed pipe: told once
+            if not self._is_broken:
+                self._is_broken = True
+                self.handleError(record)
         except Exception:
             self.handleError(record)
 
 
-class _FileHandler(logging.StreamHandler):
-    """Appends to a file; StreamHandler flushes each record, so kill -9 loses none."""
+class _FileHandler(logging.Handler):
+    """Appends to a file; what a full disk does not take waits in memory."""
 
     def __init__(self, path: str):
-        PathManager.mkdirs(os.path.dirname(path))
-        super().__init__(PathManager.open(path, "a", encoding="utf-8"))
+        super().__init__()
         self.destination = path
+        self._file = AppendFile(path)
+        self._file.open()
+        self._is_open = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._is_open:
+            return
+        try:
+            self._file.write(f"{self.format(record)}\n".encode())
+        except Exception:  # of a message that cannot be formatted
+            self.handleError(record)
 
     def close(self) -> None:
-        self.stream.close()
+        self._is_open = False  # what closing has to tell is for the console
+        self._file.close()
         super().close()
 
 

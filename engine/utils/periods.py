@@ -24,6 +24,11 @@ class Period:
         self._iterations, self._epochs, self._seconds = _parse(self.spec)
         self._last = monotonic()
 
+    @property
+    def is_in_time(self) -> bool:
+        """Whether it is one of seconds, minutes or hours."""
+        return self._seconds > 0
+
     def is_due(self, clock: Clock) -> bool:
         """Whether a period ends with the clock's current iteration. Ask once an iteration."""
         if self._iterations:

@@ -206,6 +206,25 @@ def test_memory_is_bounded_by_the_length():
         tracemalloc.stop()
 
 
+def test_the_values_after_some_count_are_those_kept_of_them():
+    buffer = filled([1.0, 2.0, 3.0, 4.0])
+    assert buffer.since(2) == ([3.0, 4.0], [2, 3])
+    assert buffer.since(4) == ([], [])
+    short = filled([float(i) for i in range(40)], max_length=10)
+    assert short.count == 40
+    assert short.since(0)[0][-10:] == [float(i) for i in range(30, 40)]
+
+
+def test_the_last_values_can_be_replaced_in_all_that_is_told_of_them():
+    buffer = filled([1.0, 2.0, 3.0, 4.0])
+    assert buffer.global_avg() == 2.5
+    buffer.replace_last(2, [5.0, 6.0, 7.0], [2, 3, 4])
+    assert buffer.values() == [(1.0, 0), (2.0, 1), (5.0, 2), (6.0, 3), (7.0, 4)]
+    assert (buffer.count, buffer.global_avg(), buffer.latest()) == (5, 4.2, 7.0)
+    buffer.replace_last(0, [8.0], [5])
+    assert (buffer.count, buffer.latest()) == (6, 8.0)
+
+
 @pytest.mark.parametrize("max_length", [0, -1])
 def test_a_buffer_that_could_hold_nothing_is_refused(max_length):
     with pytest.raises(ValueError, match=f"max_length must be at least 1, got {max_length}"):

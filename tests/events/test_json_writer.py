@@ -3,6 +3,7 @@ import math
 import os
 import tempfile
 from pathlib import Path
+from shutil import disk_usage
 
 import pytest
 import torch
@@ -321,3 +322,36 @@ def test_a_file_that_is_gone_can_be_rewound(tmp_path):
         writer.write()
     writer.close()
     assert (tmp_path / "metrics.json").read_text() == '{"iteration": 0, "x": 1.0}\n'
+
+
+# --- a full disk --------------------------------------------------------------------------------
+
+
+def test_lines_that_a_full_disk_did_not_take_are_there_later_once_and_in_order(small_disk, log):
+    path = small_disk / "metrics.json"
+    writer = JSONWriter(path)
+    with EventStorage() as storage:
+        for storage.iter in range(100):
+            if storage.iter == 20:
+                (small_disk / "others").write_bytes(bytes(disk_usage(small_disk).free))
+            if storage.iter == 80:
+                (small_disk / "others").unlink()
+            storage.put_scalars(**{f"loss{number}": storage.iter for number in range(20)})
+            writer.write()
+            assert iterations(path) == list(range(len(lines(path))))  # whole lines, at any time
+    writer.close()
+    assert iterations(path) == list(range(100))
+    assert log.text.count("metrics.json cannot be written") == 1
+    assert log.text.count("metrics.json is written again; nothing is lost") == 1
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_before_the_first_write(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        JSONWriter(tmp_path / "file" / "metrics.json")
+
+
+def test_a_line_after_one_that_goes_was_written_after_the_checkpoint_and_goes_too(path):
+    path.write_text('{"iteration": 1}\n{"iteration": 5}\n{"iteration": 2, "late": 1.0}\n')
+    JSONWriter(path).rewind(4)
+    assert lines(path) == [{"iteration": 1}]

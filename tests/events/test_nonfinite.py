@@ -6,13 +6,15 @@ import torch
 
 from engine.events import EventStorage
 from engine.events.nonfinite import NonFiniteGuard, find_nonfinite
-from engine.events.step_metrics import put_step_metrics
+from engine.events.step_metrics import losses_among, put_step_metrics
 
 BAD = pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 
 
 class Run:
     """Steps of one weight that a loss pulls down by 1 each."""
+
+    is_stored = True
 
     def __init__(self, policy: str, fused: bool = False) -> None:
         self.guard = NonFiniteGuard(policy)
@@ -23,8 +25,9 @@ class Run:
         self.optimizer.zero_grad()
         metrics = {"loss_box": self.weight.sum() + factor, "loss_cls": self.weight.sum()}
         (metrics["loss_box"] * factor).backward()
-        total = put_step_metrics(metrics, 0.0, storage.iter)
-        allowed = self.guard.allows_step(total, metrics, storage.iter, self.optimizer)
+        total, numbers = put_step_metrics(metrics, 0.0, storage.iter, is_stored=self.is_stored)
+        losses = losses_among(metrics, numbers)
+        allowed = self.guard.allows_step(total, losses, storage.iter, self.optimizer)
         if allowed:
             self.optimizer.step()
         storage.step()
@@ -59,6 +62,17 @@ def test_skip_leaves_the_weights_says_so_and_goes_on(bad, caplog):
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "at iteration 1" in caplog.text
     assert "the step is skipped" in caplog.text
+
+
+def test_of_many_skipped_in_a_row_ever_fewer_are_logged_with_their_count(caplog):
+    run = Run("skip")
+    with EventStorage() as storage:
+        for factor in [math.nan, 1.0] + [math.nan] * 40 + [1.0, math.nan]:
+            run.step(storage, factor)
+    ends = [record.message.split("the step is skipped")[1] for record in caplog.records]
+    counts = [f", {n} in a row and {n + 1} in this run" for n in (2, 4, 8, 16, 32)]
+    assert ends == ["", "", *counts, ""]
+    assert run.guard.skipped == 42
 
 
 def test_ignore_steps_on_anything(caplog):
@@ -103,8 +117,7 @@ def test_a_nan_between_two_writes_is_not_missed_wherever_it_is(place):
     def steps(storage):
         for storage.iter in range(3_000):
             loss = torch.tensor(math.nan if storage.iter == place else 1.0)
-            storage.put_scalar("total_loss", loss)
-            guard.allows_step(loss, {}, storage.iter, optimizer)
+            guard.allows_step(loss, {"loss": loss}, storage.iter, optimizer)
         storage.latest()
 
     with (
@@ -143,8 +156,30 @@ def test_a_metric_may_be_nan_where_the_loss_is_not():
     run = Run("raise")
     with EventStorage() as storage:
         run.step(storage)
+        for name in ("acc", "total_loss", "val/total_loss"):
+            storage.put_scalar(name, torch.tensor(math.nan))
+            assert math.isnan(storage.latest()[name][0])
+
+
+@pytest.mark.usefixtures("on_accelerator")
+def test_only_losses_are_named():
+    run = Run("raise")
+    with EventStorage() as storage:
         storage.put_scalar("acc", torch.tensor(math.nan))
-        assert math.isnan(storage.latest()["acc"][0])
+        run.step(storage, math.nan)
+        with pytest.raises(FloatingPointError) as error:
+            storage.sync()
+    assert str(error.value).endswith("at iteration 0: loss_box = nan")
+
+
+@pytest.mark.usefixtures("on_accelerator")
+def test_a_loss_that_is_not_stored_is_looked_at_too():
+    run = Run("raise")
+    run.is_stored = False
+    with EventStorage() as storage:
+        run.step(storage, math.nan)
+        with pytest.raises(FloatingPointError, match="at iteration 0: loss_box = nan"):
+            storage.sync()
 
 
 @pytest.mark.usefixtures("on_accelerator")

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from engine.events import EventStorage
-from engine.events.step_metrics import mean_of, put_step_metrics, total_loss
+from engine.events.step_metrics import losses_among, mean_of, put_step_metrics, total_loss
 
 
 @pytest.fixture
@@ -19,11 +19,6 @@ def stored(metrics, iteration=3, prefix="") -> dict:
     return {name: value for name, (value, _) in storage.latest().items()}
 
 
-def summed(metrics) -> float:
-    with EventStorage():
-        return put_step_metrics(metrics, 0.125, 3)
-
-
 def test_what_requires_grad_is_minimised_and_nothing_else(weight):
     metrics = {"loss": weight * 2, "acc": 0.5, "norm": torch.tensor(9.0), "reg": weight * 3}
     loss = total_loss(metrics)
@@ -35,6 +30,17 @@ def test_what_requires_grad_is_minimised_and_nothing_else(weight):
 def test_where_nothing_requires_grad_all_are_losses():
     metrics = {"loss": torch.tensor(1.0), "reg": torch.tensor(2.0)}
     assert total_loss(metrics).item() == stored(metrics)["total_loss"] == 3.0
+
+
+@pytest.mark.parametrize("all_detached", [True, False])
+def test_the_losses_are_what_is_summed(weight, all_detached):
+    loss = weight.detach() if all_detached else weight
+    metrics = {"loss": loss, "acc": torch.tensor(0.5)}
+    with EventStorage():
+        total, numbers = put_step_metrics(metrics, 0.125, 3)
+    losses = losses_among(metrics, numbers)
+    assert losses == ({"loss": 2.0, "acc": 0.5} if all_detached else {"loss": 2.0})
+    assert sum(losses.values()) == total == total_loss(metrics).item()
 
 
 def test_metrics_are_averaged_over_the_batches_that_have_them(weight):
@@ -63,7 +69,7 @@ def test_a_single_loss_is_stored_under_its_own_name_too(weight):
 
 def test_a_loss_called_total_loss_makes_way_for_the_sum(weight):
     with EventStorage() as storage:
-        total = put_step_metrics({"total_loss": weight, "reg": weight * 2}, 0.125, 3)
+        total, _ = put_step_metrics({"total_loss": weight, "reg": weight * 2}, 0.125, 3)
     assert total == 6.0
     assert storage.history("total_loss").values() == [(6.0, 3)]
     assert storage.history("reg").values() == [(4.0, 3)]
@@ -71,7 +77,7 @@ def test_a_loss_called_total_loss_makes_way_for_the_sum(weight):
 
 def test_what_is_not_stored_is_summed_all_the_same(weight):
     with EventStorage() as storage:
-        total = put_step_metrics({"a": weight, "acc": 0.5}, 0.125, 3, is_stored=False)
+        total, _ = put_step_metrics({"a": weight, "acc": 0.5}, 0.125, 3, is_stored=False)
     assert total == 2.0
     assert storage.latest() == {}
 
@@ -94,7 +100,7 @@ def test_a_metric_that_is_no_number_is_refused_by_name(weight, bad, path, reques
 def test_on_an_accelerator_a_step_reads_no_number_and_keeps_no_graph(weight, operations):
     metrics = {"loss_cls": weight * 2, "loss_box": weight * 3}
     with EventStorage() as storage, operations:
-        total = put_step_metrics(metrics, 0.125, 3)
+        total, _ = put_step_metrics(metrics, 0.125, 3)
     assert operations.conversions == 0
     assert not total.requires_grad
     assert storage.latest()["total_loss"] == (10.0, 3)

@@ -70,6 +70,13 @@ def test_only_the_latest_value_of_a_name_is_handed_out_sorted_by_iteration():
     assert list(records.items()) == [(3, {"early": 1.0}), (17, {"acc": 17.0}), (19, {"loss": 17.5})]
 
 
+def test_a_reader_that_did_not_read_between_two_resumes_keeps_its_place():
+    storage, reader = EventStorage(), Reader()
+    storage.put_scalar("loss", 1.0)
+    storage.unwritten(reader)
+    assert resumed(resumed(storage)).unwritten(reader) == {}
+
+
 def test_images_that_were_cleared_are_gone_and_later_ones_are_not():
     storage, slow, quick = EventStorage(), Reader(), Reader()
     storage.put_image("first", IMAGE)

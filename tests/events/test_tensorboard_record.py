@@ -1,13 +1,22 @@
+import io
 import struct
 
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from engine.events.tensorboard_record import encode_event, encode_record, encode_scalars
+from engine.events.tensorboard_record import (
+    encode_event,
+    encode_head,
+    encode_record,
+    encode_restart,
+    encode_scalars,
+    is_own_head,
+    read_records,
+)
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=300)
 
@@ -42,3 +51,33 @@ def test_a_record_is_framed_as_tensorboard_frames_it(data):
     RecordWriter(sink).write(data)
     assert encode_record(data) == sink.written
     assert struct.unpack_from("<Q", sink.written) == (len(data),)
+
+
+def test_a_file_begins_with_its_version_and_who_wrote_it():
+    ((data, _),) = read_records(io.BytesIO(encode_head(1.5)))
+    event = Event.FromString(data)
+    assert (event.wall_time, event.file_version) == (1.5, "brain.Event:2")
+    assert event.source_metadata.writer == "engine.events"
+    assert is_own_head(data)
+    assert not is_own_head(Event(file_version="brain.Event:2").SerializeToString())
+
+
+def test_a_restart_has_its_step():
+    ((data, _),) = read_records(io.BytesIO(encode_restart(1.5, 300)))
+    event = Event.FromString(data)
+    assert (event.wall_time, event.step) == (1.5, 300)
+    assert event.session_log.status == SessionLog.START
+
+
+@given(st.lists(st.binary(max_size=60), max_size=5), st.data())
+def test_records_are_read_up_to_one_that_is_torn_or_damaged(contents, draw):
+    records = [encode_record(data) for data in contents]
+    ends = [len(b"".join(records[: n + 1])) for n in range(len(records))]
+    whole = b"".join(records)
+    assert list(read_records(io.BytesIO(whole))) == list(zip(contents, ends, strict=True))
+    cut = draw.draw(st.integers(0, len(whole)))
+    expected = [(data, end) for data, end in zip(contents, ends, strict=True) if end <= cut]
+    assert list(read_records(io.BytesIO(whole[:cut]))) == expected
+    if cut < len(whole):
+        damaged = whole[:cut] + bytes([whole[cut] ^ 1]) + whole[cut + 1 :]
+        assert list(read_records(io.BytesIO(damaged))) == expected

@@ -2,10 +2,11 @@ import json
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine import HookBase, TrainerBase, get_event_storage
 from engine.events import EventWriter, JSONWriter, TensorboardXWriter
-from engine.hooks import PeriodicWriter
+from engine.hooks import CallbackHook, PeriodicWriter
 
 
 class Steps(TrainerBase):
@@ -49,6 +50,24 @@ class Recording(EventWriter):
     def _fail_in(self, method: str) -> None:
         if method in self.failing:
             raise OSError(f"{method} failed")
+
+
+class StopAfter(HookBase):
+    """Stops the run after an iteration."""
+
+    def __init__(self, iteration: int, requeue: bool = False) -> None:
+        self.iteration = iteration
+        self.requeue = requeue
+
+    def after_step(self) -> None:
+        if self.trainer.iter == self.iteration:
+            self.trainer.stop("enough", requeue=self.requeue)
+
+
+def images(folder) -> list[int]:
+    """The iterations of the images that TensorBoard shows."""
+    shown = EventAccumulator(str(folder), {"images": 0}).Reload()
+    return [event.step for event in shown.Images("picture")]
 
 
 def lines(path) -> list[dict]:
@@ -129,6 +148,41 @@ def test_a_resumed_run_takes_back_what_was_written_after_its_beginning(tmp_path)
     resumed = Steps(PeriodicWriter([JSONWriter(tmp_path / "metrics.json")], period=5))
     resumed.train(10, 20)
     assert [line["iteration"] for line in lines(tmp_path / "metrics.json")] == [4, 9, 14, 19]
+
+
+def test_a_run_that_is_to_be_continued_leaves_the_rest_to_the_run_that_goes_on(tmp_path):
+    """Lines are as in a run without a stop: at 4, 9 and 14, none at 11."""
+    path = tmp_path / "metrics.json"
+    first = Steps(PeriodicWriter([JSONWriter(path)], period=5), StopAfter(11, requeue=True))
+    first.train(0, 15)
+    assert [line["iteration"] for line in lines(path)] == [4, 9]
+    resumed = Steps(PeriodicWriter([JSONWriter(path)], period=5))
+    resumed.load_state_dict(first.state_dict())
+    resumed.train(12, 15)
+    assert [line["iteration"] for line in lines(path)] == [4, 9, 14]
+
+
+def test_a_run_that_is_stopped_for_good_writes_the_rest(tmp_path):
+    path = tmp_path / "metrics.json"
+    Steps(PeriodicWriter([JSONWriter(path)], period=5), StopAfter(11)).train(0, 15)
+    assert [line["iteration"] for line in lines(path)] == [4, 9, 11]
+
+
+def test_images_put_before_a_checkpoint_are_in_the_files_when_it_is_made(tmp_path):
+    """The checkpoint does not hold them, so a run resumed from it could not write them."""
+    writers = [JSONWriter(tmp_path / "metrics.json"), TensorboardXWriter(tmp_path)]
+    trainer = Steps(PeriodicWriter(writers, period=100), images=True)
+
+    def check(trainer) -> None:
+        if trainer.iter == 5:
+            trainer.state_dict()
+            assert images(tmp_path) == [0, 1, 2, 3, 4, 5]
+            assert lines(tmp_path / "metrics.json") == []  # numbers are in the checkpoint
+
+    trainer.register_hooks([CallbackHook(after_step=check)])
+    trainer.train(0, 8)
+    trainer.state_dict()
+    assert images(tmp_path) == list(range(8))
 
 
 def test_writers_are_rewound_to_the_start_of_the_run():

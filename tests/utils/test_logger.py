@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import uuid
+from shutil import disk_usage
 
 import pytest
 
+from engine.utils.append_file import AppendFile
 from engine.utils.logger import (
     create_small_table,
     log_every_n,
@@ -164,6 +166,57 @@ def test_a_killed_process_has_written_all_its_lines(tmp_path):
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment)
     assert process.returncode == -signal.SIGKILL
     assert (tmp_path / "log.txt").read_text().splitlines()[-1].endswith("line 99")
+
+
+def fill(disk):
+    (disk / "others").write_bytes(bytes(disk_usage(disk).free))
+
+
+def test_a_full_disk_gives_one_warning_on_the_console_and_the_file_has_all_lines_later(
+    small_disk, own_loggers, capfd
+):
+    logger = setup_logger(small_disk)
+    metrics = AppendFile(str(small_disk / "metrics"))  # warns too, in the same log
+    logger.info("line 0")
+    fill(small_disk)
+    for number in range(1, 1000):
+        logger.info("line %d", number)
+        metrics.write(b"0" * 100)
+    printed = capfd.readouterr()
+    assert printed.out.count("log.txt cannot be written (No space left on device)") == 1
+    assert printed.out.count("line") == 1000
+    assert printed.err == ""
+    (small_disk / "others").unlink()
+    logger.info("line 1000")
+    metrics.close()
+    assert capfd.readouterr().out.count("log.txt is written again; nothing is lost") == 1
+    text = (small_disk / "log.txt").read_text()
+    assert re.findall(r"line (\d+)", text) == [str(number) for number in range(1001)]
+    assert text.count("metrics cannot be written") == text.count("metrics is written again") == 1
+
+
+def test_a_log_that_cannot_be_finished_is_told_on_the_console_alone(
+    small_disk, name, own_loggers, capsys
+):
+    setup_logger()
+    logger = setup_logger(small_disk, name=name, configure_stdout=False)
+    fill(small_disk)
+    logger.info("hello")
+    logger.handlers[0].close()
+    logger.info("too late")
+    assert "log.txt lacks 1 entries that could not be written" in capsys.readouterr().out
+    assert (small_disk / "log.txt").read_text() == ""
+
+
+def test_a_console_on_a_full_disk_is_told_of_once(tmp_path, name, monkeypatch, capsys):
+    logger = setup_logger(tmp_path, name=name)
+    with open("/dev/full", "w") as full, open(os.devnull, "w") as free:
+        monkeypatch.setattr(sys, "stdout", full)
+        for number in range(3):
+            logger.info("line %d", number)
+        os.dup2(free.fileno(), full.fileno())
+    assert capsys.readouterr().err.count("No space left on device") == 1
+    assert (tmp_path / "log.txt").read_text().count("line") == 3
 
 
 @pytest.fixture

@@ -1,0 +1,138 @@
+"""OverRanks: the metrics that all ranks have put become those of one run."""
+
+import socket
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.events.history import HistoryBuffer
+from engine.events.metric_vector import MetricVector, Reduced, fill_slots
+from engine.events.scalar_log import Column
+from engine.parallel import comm
+from engine.parallel.slow_ranks import SlowRanks
+
+
+class JointValues(NamedTuple):
+    """What takes the place of the last `replaced` values of a scalar."""
+
+    replaced: int
+    values: list[float]
+    iterations: list[int]
+
+
+class OverRanks:
+    """For each of the last `window` iterations the mean over the ranks that have put a value.
+
+    Of times (`time`, `data_time`, `…_time`) it is the largest. A name without a value in these
+    iterations has the mean of its last ones. Names that begin with `rank_` stay each rank's own.
+
+    One vector is summed over ranks, however many metrics there are; where some rank has a new name,
+    names are exchanged too, and a second vector.
+    """
+
+    def __init__(self, histories: Mapping[str, HistoryBuffer], window: int) -> None:
+        self.hints: dict[str, bool] = {}  # of all names that the ranks know, in one order
+        self._window = window
+        self._vector = self._make_vector([], [])
+        self._joined = {name: history.count for name, history in histories.items()}
+        self._times: list[str] = []
+        self._hosts: list[str] = []
+        self._slow_ranks = SlowRanks(window)
+
+    def join(
+        self, histories: Mapping[str, HistoryBuffer], hints: Mapping[str, bool], iteration: int
+    ) -> dict[str, JointValues]:
+        """What the ranks have put since the last call: on rank 0, where it is written.
+
+        All ranks call it in the same iteration.
+        """
+        new = self._take_new(histories)
+        window = range(iteration - self._window + 1, iteration + 1)
+        rows = {name: fill_slots(*column, window) for name, column in new.items()}
+        own = self._vector.pack(rows, header=not new.keys() <= self.hints.keys())
+        total = _sum_over_ranks(own)
+        if total[0]:
+            self._exchange_names({name: hints[name] for name in new})
+            own = self._vector.pack(rows, header=False)
+            total = _sum_over_ranks(own)
+        if comm.get_rank() != 0:
+            return {}
+        reduced = self._vector.unpack(total, own)
+        self._look_for_slow_ranks(reduced)
+        return self._joint_values(reduced, new, window)
+
+    def _take_new(self, histories: Mapping[str, HistoryBuffer]) -> dict[str, Column]:
+        new = {}
+        for name, history in histories.items():
+            count, joined = history.count, self._joined.get(name, 0)
+            if count != joined and not _last_part(name).startswith("rank_"):
+                new[name] = history.since(joined)
+                self._joined[name] = count
+        return new
+
+    def _exchange_names(self, hints: dict[str, bool]) -> None:
+        everywhere = comm.all_gather((socket.gethostname(), hints))
+        self._hosts = [host for host, _ in everywhere]
+        for _, names in everywhere:
+            self.hints = {**names, **self.hints}
+        self._times = [name for name in self.hints if _is_time(name)]
+        self._vector = self._make_vector(
+            [name for name in self.hints if not _is_time(name)], self._times
+        )
+
+    def _make_vector(self, means: list[str], times: list[str]) -> MetricVector:
+        return MetricVector(means, times, self._window + 1, comm.get_rank(), comm.get_world_size())
+
+    def _look_for_slow_ranks(self, reduced: Reduced) -> None:
+        first = len(reduced.counts) - len(self._times)
+        for name, seconds, counts in zip(
+            self._times, reduced.seconds, reduced.counts[first:], strict=True
+        ):
+            everywhere = counts[1:] == len(self._hosts)
+            self._slow_ranks.note(name, seconds[:, 1:][:, everywhere], self._hosts)
+
+    def _joint_values(
+        self, reduced: Reduced, new: dict[str, Column], window: range
+    ) -> dict[str, JointValues]:
+        joint, usual = {}, [*window]
+        counts = reduced.counts.tolist()
+        are_whole = np.all(reduced.counts[:, 1:], axis=1).tolist()
+        for place, row in enumerate(reduced.values.tolist()):
+            name = self._vector.names[place]
+            column = new.get(name, ([], []))
+            if are_whole[place] and column[1] == usual:
+                joint[name] = JointValues(len(usual), row[1:], usual)
+            elif any(counts[place]):
+                last = reduced.last[place] / max(counts[place][0], 1)
+                joint[name] = _replace_in_window(column, row, counts[place], window, round(last))
+            else:
+                continue
+            replaced, values, _ = joint[name]
+            self._joined[name] = self._joined.get(name, 0) - replaced + len(values)
+        return joint
+
+
+def _replace_in_window(
+    column: Column, row: list[float], counts: list[float], window: range, last: int
+) -> JointValues:
+    """The values of all ranks, after those of this one that are older than the window."""
+    kept = [one for one in zip(*column, strict=True) if one[1] not in window]
+    joint = [(row[slot], window[slot - 1]) for slot in range(1, len(row)) if counts[slot]]
+    if not joint:
+        kept, joint = kept[:-1], [(row[0], last)]
+    values, iterations = zip(*kept, *joint, strict=True)
+    return JointValues(len(column[0]), list(values), list(iterations))
+
+
+def _is_time(name: str) -> bool:
+    return f"_{_last_part(name)}".endswith("_time")
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _sum_over_ranks(vector: np.ndarray) -> np.ndarray:
+    return comm.reduce_dict({"": torch.from_numpy(vector)}, average=False)[""].numpy()

@@ -1,0 +1,48 @@
+"""SlowRanks: names the rank that the others wait for."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+RATIO = 1.5  # to the median of all ranks
+SECONDS = 0.005  # less is nothing that anyone waits for
+
+
+class SlowRanks:
+    """Warns of a rank whose time, over `window` iterations, is far above that of the others.
+
+    Of many such windows it is the 1st, 2nd, 4th, 8th, … that is told.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._sums: dict[str, np.ndarray] = {}  # of seconds, one for each rank
+        self._seen: Counter[str] = Counter()  # iterations
+        self._slow: Counter[tuple[str, int]] = Counter()  # windows, by name and rank
+
+    def note(self, name: str, seconds: np.ndarray, hosts: Sequence[str]) -> None:
+        """Take the times of more iterations: a row for each rank, a column for each iteration."""
+        self._sums[name] = self._sums.get(name, 0) + seconds.sum(1)
+        self._seen[name] += seconds.shape[1]
+        if self._seen[name] >= self._window:
+            self._judge(name, self._sums.pop(name) / self._seen.pop(name), hosts)
+
+    def _judge(self, name: str, means: np.ndarray, hosts: Sequence[str]) -> None:
+        usual = sorted(means.tolist())[(len(means) - 1) // 2]  # of two the smaller
+        for rank, mean in enumerate(means.tolist()):
+            if mean > RATIO * usual and mean > usual + SECONDS:
+                windows = self._slow[name, rank] = self._slow[name, rank] + 1
+                if windows & (windows - 1) == 0:
+                    logger.warning(
+                        "Rank %d (on %s) is slow: its %s is %.1f ms on average, that of the median "
+                        "rank %.1f ms; all ranks wait for it",
+                        rank,
+                        hosts[rank],
+                        name,
+                        mean * 1e3,
+                        usual * 1e3,
+                    )

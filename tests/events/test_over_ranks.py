@@ -1,0 +1,285 @@
+"""What writers show on two processes. This file is also their program: see `processes`, `work`."""
+
+import json
+import logging
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch.distributed as dist
+
+from engine import HookBase, TrainerBase
+from engine.events import JSONWriter
+from engine.hooks import PeriodicWriter, Priority
+from engine.parallel import comm
+
+RANKS = 2
+ACCURACY = 100 * 35 / 36
+
+
+class Steps(TrainerBase):
+    """Puts what a function of the iteration and the rank returns."""
+
+    def __init__(self, numbers, folder: Path, *hooks: HookBase, period: int = 20) -> None:
+        super().__init__()
+        self.numbers = numbers
+        self.file = folder / "metrics.json"
+        writers = [JSONWriter(self.file)] if comm.is_main_process() else []
+        self.register_hooks([PeriodicWriter(writers, period, over_ranks=True), *hooks])
+
+    def run_step(self) -> None:
+        self.storage.put_scalars(**self.numbers(self.iter, comm.get_rank()))
+
+    def lines(self) -> list[dict]:
+        return [json.loads(line) for line in self.file.read_text().splitlines()]
+
+
+class Evaluation(HookBase):
+    """Puts a result on all ranks and one on rank 0 in the middle of a period, and at the end."""
+
+    def after_step(self) -> None:
+        if self.trainer.iter == 6:
+            self._evaluate()
+
+    def after_train(self) -> None:
+        self._evaluate()
+
+    def _evaluate(self) -> None:
+        self.trainer.storage.put_scalar("accuracy", ACCURACY, smoothing_hint=False)
+        if comm.is_main_process():
+            self.trainer.storage.put_scalar("on_rank_0", ACCURACY / 3, smoothing_hint=False)
+        self.trainer.after_eval({})
+
+
+class Failing(HookBase):
+    def after_train(self) -> None:
+        if comm.get_rank() == 1:
+            raise ZeroDivisionError
+
+
+class SaveAt12(HookBase):
+    """Keeps what rank 0 saves in the middle of a period, and gives it to all ranks."""
+
+    priority = Priority.LOWEST
+
+    def after_step(self) -> None:
+        if self.trainer.iter == 12:
+            self.trainer.storage.join_ranks()
+            self.state = comm.all_gather(self.trainer.state_dict())[0]
+
+
+class CountCollectives(HookBase):
+    """The collectives of each step that had some."""
+
+    priority = Priority.LOWEST
+
+    def __init__(self) -> None:
+        self.by_step: dict[int, Counter[str]] = {}
+        self._counts: Counter[str] = Counter()
+        for name in ("reduce_dict", "all_gather"):
+            setattr(comm, name, self._counted(name, getattr(comm, name)))
+
+    def _counted(self, name, function):
+        def call(*args, **kwargs):
+            self._counts[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    def before_step(self) -> None:
+        self._counts.clear()
+
+    def after_step(self) -> None:
+        if self._counts:
+            self.by_step[self.trainer.iter] = Counter(self._counts)
+
+
+def usual(iteration: int, rank: int) -> dict[str, float]:
+    return {
+        "loss": loss(iteration, rank),
+        "time": 0.1 + 0.1 * ((iteration + rank) % RANKS),
+        "data_time": 0.001 if rank != 1 else 0.031,
+        "rank_data_time": float(rank),
+    }
+
+
+def loss(iteration: int, rank: int) -> float:
+    """Such that the mean of the ranks' medians is not the median of their means."""
+    return (iteration * (rank + 3) * 7 % 11) / 7
+
+
+def uneven(iteration: int, rank: int) -> dict[str, float]:
+    """Names that one rank has, that come late or once, or in turn on the two."""
+    numbers = {}
+    if rank > 0:
+        numbers["not_on_rank_0"] = float(rank)
+    if rank == 1 and iteration >= 7:
+        numbers["late"] = float(iteration)
+    if iteration == 12:
+        numbers["long_ago"] = float(rank)
+    if iteration % 2 == rank:
+        numbers["in_turn"] = float(iteration)
+    return numbers
+
+
+def with_nan(iteration: int, rank: int) -> dict[str, float]:
+    return {"bad": math.nan if (iteration, rank) == (4, 1) else 1.0, "good": 1.0}
+
+
+def many(iteration: int, rank: int) -> dict[str, float]:
+    return {f"metric{number}": float(number * rank) for number in range(100)}
+
+
+def work(rank: int, folder: Path) -> dict:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=60),
+    )
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("engine").addHandler(handler)
+    seen = {}
+
+    def train(case: str, numbers, steps: int, *hooks: HookBase, period: int, saved=None) -> None:
+        (folder / case).mkdir(exist_ok=True)
+        trainer = Steps(numbers, folder / case, *hooks, period=period)
+        if saved:
+            trainer.load_state_dict(saved)
+        try:
+            trainer.train(trainer.iter + 1 if saved else 0, steps)
+        except (ZeroDivisionError, RuntimeError) as error:
+            seen["error"] = type(error).__name__
+        seen[case] = trainer.lines() if rank == 0 else sorted(trainer.storage.histories())
+
+    train("usual", usual, 45, period=20)
+    train("short periods", usual, 45, period=3)
+    train("uneven", uneven, 100, period=50)
+    train("nan", with_nan, 10, period=5)
+    train("evaluation", usual, 10, Evaluation(), period=10)
+    saving = SaveAt12()
+    train("straight", usual, 25, saving, period=5)
+    shutil.copytree(folder / "straight", folder / "resumed", dirs_exist_ok=True)
+    train("resumed", usual, 25, period=5, saved=saving.state)
+    counting = CountCollectives()
+    train("many", many, 20, counting, period=5)
+    seen["collectives"] = counting.by_step
+    seen["warnings"] = warnings
+    train("failed", usual, 5, Failing(), period=5)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """What `work` returned on each rank."""
+    folder = tmp_path_factory.mktemp("over_ranks")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        outputs = [process.communicate(timeout=100)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def smoothed_mean(iteration: int) -> float:
+    steps = range(max(iteration - 19, 0), iteration + 1)
+    return median(sum(loss(step, rank) for rank in range(RANKS)) / RANKS for step in steps)
+
+
+@pytest.mark.parametrize("case", ["usual", "short periods"])
+def test_a_metric_is_the_mean_over_ranks_smoothed_over_the_window(processes, case):
+    lines = processes[0][case]
+    assert len(lines) == {"usual": 3, "short periods": 15}[case]
+    for line in lines:
+        assert line["loss"] == pytest.approx(smoothed_mean(line["iteration"]))
+
+
+def test_a_time_is_that_of_the_slowest_rank(processes):
+    for line in processes[0]["usual"]:
+        assert line["time"] == pytest.approx(0.2)  # another rank in each step
+        assert line["data_time"] == 0.031
+
+
+def test_what_is_named_for_a_rank_stays_its_own(processes):
+    assert {line["rank_data_time"] for line in processes[0]["usual"]} == {0.0}
+
+
+def test_a_rank_that_others_wait_for_is_named(processes):
+    told = [warning for warning in processes[0]["warnings"] if "is slow" in warning]
+    assert told
+    assert told[0].startswith("Rank 1 (on ")
+    assert "its data_time is 31.0 ms on average, that of the median rank 1.0 ms" in told[0]
+    assert not processes[1]["warnings"]
+
+
+def test_a_mean_is_over_those_ranks_that_have_the_metric(processes):
+    assert processes[0]["uneven"] == [
+        {"iteration": 12, "long_ago": 0.5},
+        {"iteration": 49, "in_turn": 39.5, "late": 39.5, "not_on_rank_0": 1.0},
+        {"iteration": 99, "in_turn": 89.5, "late": 89.5, "not_on_rank_0": 1.0},
+    ]
+
+
+def test_other_ranks_learn_no_names(processes):
+    assert processes[1]["uneven"] == ["in_turn", "late", "long_ago", "not_on_rank_0"]
+
+
+def test_nan_on_one_rank_is_seen(processes):
+    assert [line["bad"] for line in processes[0]["nan"]] == [None, None]
+    assert [line["good"] for line in processes[0]["nan"]] == [1.0, 1.0]
+
+
+def test_results_of_an_evaluation_are_written_unchanged(processes):
+    lines = {line["iteration"]: line for line in processes[0]["evaluation"]}
+    assert lines.keys() == {6, 9, 10}
+    for iteration in (6, 10):
+        assert lines[iteration]["accuracy"] == ACCURACY
+        assert lines[iteration]["on_rank_0"] == ACCURACY / 3
+    assert "accuracy" not in lines[9]
+
+
+def test_a_resumed_run_has_the_lines_it_would_have_had(processes):
+    assert [line["iteration"] for line in processes[0]["straight"]] == [4, 9, 14, 19, 24]
+    assert processes[0]["resumed"] == processes[0]["straight"]
+
+
+def test_a_hundred_metrics_take_one_collective_where_they_are_written(processes):
+    for process in processes:
+        new_names, *writes = process["collectives"].items()
+        assert new_names == ("4", {"reduce_dict": 2, "all_gather": 1})
+        assert writes == [(step, {"reduce_dict": 1}) for step in ("9", "14", "19")]
+    assert processes[0]["many"][-1]["metric99"] == 49.5
+
+
+def test_a_rank_that_failed_is_not_waited_for(processes):
+    assert [process["error"] for process in processes] == [
+        "RuntimeError",  # the connection was closed
+        "ZeroDivisionError",
+    ]
+    assert [line["iteration"] for line in processes[0]["failed"]] == [4]
+
+
+if __name__ == "__main__":
+    print(json.dumps(work(int(sys.argv[1]), Path(sys.argv[2]))), flush=True)
+    os._exit(0)  # a group that has lost a rank is not taken down in order

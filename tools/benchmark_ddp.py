@@ -1,0 +1,220 @@
+"""What the engine costs on two gloo processes: the part of tools/benchmark.py with --ddp.
+
+Blocks of the engine's steps alternate with blocks of a bare DistributedDataParallel loop in the
+same two processes. Times are CPU time of rank 0, the one that writes, with all its threads.
+"""
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from benchmark import (
+    BLOCK,
+    SIZES,
+    Classifier,
+    Interleave,
+    all_writers,
+    make_parts,
+    prepare_process,
+    ratio_with_interval,
+)
+from fvcore.common.param_scheduler import CosineParamScheduler
+from torch import nn
+
+from engine import SimpleTrainer, get_event_storage, hooks, launch
+from engine.parallel import comm
+from engine.parallel.ddp import create_ddp_model
+from engine.parallel.joint_flags import JointFlags
+
+Pairs = list[tuple[float, float]]  # CPU seconds of a block, and of one of the bare loop
+
+
+class MoreMetrics(nn.Module):
+    """The classifier with its five metrics, and more of them."""
+
+    def __init__(self, classifier: Classifier, count: int) -> None:
+        super().__init__()
+        self.classifier = classifier
+        self.names = [f"group{number % 7}/metric{number}" for number in range(5, count)]
+
+    def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        storage = get_event_storage()
+        for name in self.names:
+            storage.put_scalar(name, 0.5)
+        return self.classifier(batch)
+
+
+def train(size: str, blocks: int, metrics: int, *extra: hooks.HookBase) -> None:
+    """So many blocks of the engine's steps, with timer, schedule and all three writers."""
+    classifier, batches, optimizer = make_parts(size, logs=True)
+    trainer = SimpleTrainer(create_ddp_model(MoreMetrics(classifier, metrics)), batches, optimizer)
+    schedule = hooks.LRScheduler(scheduler=CosineParamScheduler(1.0, 0.1))
+    with tempfile.TemporaryDirectory() as folder:
+        writers = all_writers(folder, blocks * BLOCK) if comm.is_main_process() else []
+        writing = hooks.PeriodicWriter(writers, BLOCK, over_ranks=True)
+        trainer.register_hooks([hooks.IterationTimer(), schedule, writing, *extra])
+        trainer.train(0, blocks * BLOCK)
+
+
+def bare_block(size: str, flags: JointFlags | None = None) -> Callable[[], None]:
+    """A function that runs a block of steps of the plainest loop, and asks for flags in each."""
+    model, batches, optimizer = make_parts(size, logs=False)
+    wrapped = create_ddp_model(model)
+    place = 0
+
+    def run() -> None:
+        nonlocal place
+        for _ in range(BLOCK):
+            if flags:
+                flags.ask(False, False)
+            loss = wrapped(batches[place % len(batches)])["loss"]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            place += 1
+
+    return run
+
+
+def engine_against_bare(size: str, blocks: int, metrics: int) -> Pairs:
+    interleave = Interleave(bare_block(size))
+    train(size, blocks, metrics, interleave)
+    return interleave.pairs
+
+
+def bare_against_bare(size: str, blocks: int, flags: JointFlags | None = None) -> Pairs:
+    first, second = bare_block(size, flags), bare_block(size)
+    pairs = []
+    for number in range(blocks):
+        start = time.process_time()
+        first()
+        middle = time.process_time()
+        second()
+        if number > 10:
+            pairs.append((middle - start, time.process_time() - middle))
+    return pairs
+
+
+def measure_steps_of_two(blocks: int) -> list[dict[str, Any]]:
+    """A step over that of a bare DDP loop, at three sizes."""
+    return launch(_measure_steps, 2, args=(blocks,))
+
+
+def _measure_steps(blocks: int) -> list[dict[str, Any]]:
+    prepare_process()
+    rows = []
+    for size in SIZES:
+        # The larger the step, the fewer blocks give the same precision.
+        count = max(blocks // (1 if size == "small" else 3), 20)
+        measured = {
+            "5 metrics": engine_against_bare(size, count, 5),
+            "100 metrics": engine_against_bare(size, count, 100),
+            "bare + stop flags": bare_against_bare(size, count, JointFlags()),
+            "bare": bare_against_bare(size, count),
+        }
+        for name, pairs in measured.items():
+            ratio, low, high = ratio_with_interval(pairs)
+            bare_us = sum(bare for _, bare in pairs) / len(pairs) / BLOCK * 1e6
+            rows.append(
+                {
+                    "step": size,
+                    "compared": f"{name} / bare",
+                    "ratio": ratio,
+                    "low": low,
+                    "high": high,
+                    "bare_us": bare_us,
+                    "added_us": (ratio - 1) * bare_us,
+                }
+            )
+    return rows
+
+
+class CountMessages(hooks.HookBase):
+    """Counts the collectives of quiet and of writing steps, but for gradients and stop flags."""
+
+    priority = hooks.Priority.LOWEST
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.bytes = 0
+
+    def before_step(self) -> None:
+        self.sent = 0
+
+    def after_step(self) -> None:
+        if self.trainer.iter >= 2 * BLOCK:  # before, there are new names
+            kind = "writing" if (self.trainer.iter + 1) % BLOCK == 0 else "quiet"
+            self.counts[kind] += self.sent
+            self.counts[f"{kind} steps"] += 1
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        all_reduce, gather = dist.all_reduce, dist.all_gather_object
+
+        def count_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("async_op"):
+                self.sent, self.bytes = self.sent + 1, tensor.nbytes
+            return all_reduce(tensor, *args, **kwargs)
+
+        def count_gather(*args: Any, **kwargs: Any) -> None:
+            self.sent += 1
+            gather(*args, **kwargs)
+
+        self.sent = 0
+        dist.all_reduce, dist.all_gather_object = count_reduce, count_gather
+        try:
+            yield
+        finally:
+            dist.all_reduce, dist.all_gather_object = all_reduce, gather
+
+
+class TimeJoins(hooks.HookBase):
+    """The CPU and wall seconds of each exchange of metrics, from when both processes are there."""
+
+    def before_train(self) -> None:
+        storage, self.seconds = self.trainer.storage, list[tuple[float, float]]()
+        join = storage.join_ranks
+
+        def timed() -> None:
+            storage.sync()
+            comm.synchronize()
+            start = time.process_time(), time.perf_counter()
+            join()
+            self.seconds.append((time.process_time() - start[0], time.perf_counter() - start[1]))
+
+        storage.join_ranks = timed  # type: ignore[method-assign]
+
+    def after_train(self) -> None:
+        del self.trainer.storage.join_ranks  # a cycle would keep the storage alive
+
+
+def measure_messages() -> list[dict[str, Any]]:
+    """Collectives in a step beside gradients and stop flags; size and cost of an exchange."""
+    return launch(_measure_messages, 2)
+
+
+def _measure_messages() -> list[dict[str, Any]]:
+    prepare_process()
+    return [_count_and_time(metrics) for metrics in (5, 100)]
+
+
+def _count_and_time(metrics: int, blocks: int = 40) -> dict[str, Any]:
+    counter, timer = CountMessages(), TimeJoins()
+    with counter.counting():
+        train("small", 10, metrics, counter)
+    train("small", blocks, metrics, timer)
+    cpu, wall = (median(column) for column in zip(*timer.seconds[2:], strict=True))
+    return {
+        "metrics": metrics,
+        "in a quiet step": counter.counts["quiet"] / counter.counts["quiet steps"],
+        "in a writing step": counter.counts["writing"] / counter.counts["writing steps"],
+        "bytes": counter.bytes,
+        "cpu_us": cpu * 1e6,
+        "wall_us": wall * 1e6,
+    }
