@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -12,7 +12,15 @@ from torch import nn
 
 from engine.events import get_event_storage
 from engine.events.nonfinite import NonFiniteGuard, NonFinitePolicy, find_nonfinite
-from engine.events.step_metrics import Metrics, mean_of, put_step_metrics, total_loss
+from engine.events.step_metrics import (
+    Metrics,
+    losses_among,
+    mean_of,
+    put_step_metrics,
+    total_loss,
+)
+from engine.parallel.fsdp import device_type_of, shard_optimizer_state
+from engine.parallel.strategy import no_gradient_sync
 from engine.train_loop import TrainerBase
 from engine.utils.cpu_bfloat16 import has_working_bfloat16_kernels, without_onednn
 from engine.utils.endless import EndlessIterator, batches_per_epoch
@@ -104,7 +112,8 @@ class SimpleTrainer(TrainerBase):
     def _run_batches(self) -> tuple[Metrics, float]:
         parts: list[tuple[Metrics, float]] = []
         for left in reversed(range(self.accumulate)):
-            with self._no_gradient_sync() if left else nullcontext():
+            # Only the last batch of a step sends gradients to other ranks.
+            with no_gradient_sync(self.model) if left else nullcontext():
                 parts.append(self._run_batch(is_first=not parts))
         return mean_of([metrics for metrics, _ in parts]), sum(seconds for _, seconds in parts)
 
@@ -155,8 +164,8 @@ class SimpleTrainer(TrainerBase):
         loss_dict: Metrics, data_time: float, cur_iter: int, prefix: str = ""
     ) -> None:
         """Store the metrics of a step of your own; raises if a loss is NaN or infinite."""
-        total = put_step_metrics(loss_dict, data_time, cur_iter, prefix)
-        error = find_nonfinite(total, loss_dict, cur_iter)
+        total, numbers = put_step_metrics(loss_dict, data_time, cur_iter, prefix)
+        error = find_nonfinite(total, losses_among(loss_dict, numbers), cur_iter)
         if error:
             raise FloatingPointError(error)
 
@@ -166,10 +175,11 @@ class SimpleTrainer(TrainerBase):
         """Store the metrics where the period says so; False if the step is to be skipped."""
         iteration = self.iter if iter is None else iter
         is_stored = (iteration + 1) % self.gather_metric_period == 0
-        total = put_step_metrics(loss_dict, data_time, iteration, prefix, is_stored)
-        if type(total) is float and isfinite(total):
+        total, numbers = put_step_metrics(loss_dict, data_time, iteration, prefix, is_stored)
+        if type(total) is float and isfinite(total) and not self.nonfinite.is_joint:
             return True
-        return self.nonfinite.allows_step(total, loss_dict, iteration, self.optimizer)
+        losses = losses_among(loss_dict, numbers)
+        return self.nonfinite.allows_step(total, losses, iteration, self.optimizer)
 
     def _forward(self, data: Any) -> Metrics:
         output = self.model(data)
@@ -194,11 +204,6 @@ class SimpleTrainer(TrainerBase):
         if self.nonfinite.policy == "skip":
             vars(self.optimizer).pop("found_inf", None)  # it was about this step only
 
-    def _no_gradient_sync(self) -> AbstractContextManager:
-        # Under DistributedDataParallel, only the last batch of a step sends its gradients.
-        no_sync: Callable = getattr(self.model, "no_sync", nullcontext)
-        return no_sync()
-
     def state_dict(self) -> dict[str, Any]:
         state = {**super().state_dict(), "optimizer": self.optimizer.state_dict()}
         if hasattr(self.data_loader, "state_dict"):
@@ -207,7 +212,8 @@ class SimpleTrainer(TrainerBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self.optimizer.load_state_dict(state_dict["optimizer"])
+        state = shard_optimizer_state(state_dict["optimizer"], self.optimizer)
+        self.optimizer.load_state_dict(state)
         if hasattr(self.data_loader, "load_state_dict") and "data_loader" in state_dict:
             self.data_loader.load_state_dict(state_dict["data_loader"])
             self._iterator = None
@@ -242,7 +248,7 @@ class AMPTrainer(SimpleTrainer):
             async_write_metrics,
             **step_options,
         )
-        self._device_type = next(model.parameters()).device.type
+        self._device_type = device_type_of(model)
         if grad_scaler is None:
             grad_scaler = torch.amp.GradScaler(
                 self._device_type, enabled=precision == torch.float16

@@ -9,6 +9,8 @@ from typing import Any
 from engine.events import EventStorage
 from engine.hooks.base import HookBase
 from engine.hooks.hook_list import HookList, attach_error
+from engine.run_state import RunState
+from engine.stop_decision import StopDecision
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +31,12 @@ class TrainerBase:
         self.max_iter = 0
         self.storage: EventStorage
         self.failed = False
-        self.stop_reasons: list[str] = []
+        self._stopping = StopDecision()
         self._hook_list = HookList()
         self._is_training = False
         self._iter_is_ahead = False  # `iter` is begun or next, but not finished
         self._outer: TrainerBase | None = None  # the trainer whose run_step calls this one's
-        self._saved_storage: dict | None = None
+        self._run_state = RunState(self)
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -42,23 +44,27 @@ class TrainerBase:
         """Run the steps `start_iter` to `max_iter - 1`, with all hooks.
 
         Whatever fails, the `after_train` of every hook that was started runs, and the first error
-        is the one that comes out. May be called again; with nothing left to train no hook runs.
+        is the one that comes out. May be called again; with nothing left to do no hook runs.
         """
         self._prepare(start_iter, max_iter)
-        if start_iter == max_iter:
-            logger.info("Nothing to train: iteration %d of %d is reached", start_iter, max_iter)
+        if (start_iter == max_iter or self.stop_reasons) and not self.has_advanced:
+            why = "".join(f"; {reason}" for reason in self.stop_reasons)
+            logger.info(
+                "Nothing to train: iteration %d of %d is reached%s", self.iter, max_iter, why
+            )
             return
         logger.info("Starting training from iteration %d", start_iter)
         with self.storage:
             try:
-                self.before_train()
-                while self.iter < self.max_iter and not self._is_stopped():
-                    self.before_step()
-                    self.run_step()
-                    self.after_step()
-                    self.iter += 1
-                self._iter_is_ahead = True
-                self.storage.sync()  # a loss that no writer asked for may be a NaN
+                with self._run_state.leaving_evaluations():
+                    self.before_train()
+                    self._run_state.take_up()
+                    while self.iter < self.max_iter and not self._is_stopped():
+                        self.before_step()
+                        self.run_step()
+                        self.after_step()
+                        self.iter += 1
+                self._end_steps()
             except BaseException as error:  # KeyboardInterrupt and SystemExit too
                 self._end_failed_run(error)
                 raise
@@ -68,10 +74,29 @@ class TrainerBase:
         """Do one step."""
         raise NotImplementedError(f"{type(self).__name__} must define run_step()")
 
-    def stop(self, reason: str) -> None:
-        """End the run after the current step. What belongs to a regular end still happens."""
-        self.stop_reasons.append(reason)
-        logger.info("Stopping after iteration %d: %s", self.iter, reason)
+    def stop(self, reason: str, requeue: bool = False) -> None:
+        """End the run after the current step. What belongs to a regular end still happens.
+
+        With `requeue` the run is to be continued by another process: it is saved as it is, without
+        a last evaluation, and a script should end with the exit code 75. With several processes a
+        call on one of them stops all, some steps later. It may be called in a signal handler.
+        """
+        self._stopping.ask(reason, requeue)
+
+    @property
+    def stop_reasons(self) -> list[str]:
+        """What has asked this run to stop, on this rank."""
+        return self._stopping.reasons
+
+    @property
+    def requeue(self) -> bool:
+        """Whether the run has ended early, for another process to go on with it."""
+        return self._stopping.requeue
+
+    @property
+    def has_advanced(self) -> bool:
+        """Whether there is more to save than the checkpoint that the run began with."""
+        return self.iter > self.start_iter or self._run_state.takes_up
 
     def epoch_of(self, iteration: int) -> int | None:
         """The epoch that an iteration begins in, from 0; None where epochs have no known length."""
@@ -117,19 +142,23 @@ class TrainerBase:
         hooks = self._hook_list
         if hooks.calls["after_step"]:
             hooks.run("after_step")
-        if hooks.calls["after_epoch"] and self._ends_epoch():
-            hooks.run("after_epoch")
+        if hooks.calls["after_epoch"]:
+            self._run_state.run_after_epoch()
 
     def before_eval(self) -> None:
+        self._run_state.begin_evaluation()
+        self._run_state.leave_evaluation_if_asked()
         self._hook_list.run("before_eval")
 
     def before_eval_step(self) -> None:
         self._hook_list.run("before_eval_step")
+        self._run_state.leave_evaluation_if_asked()
 
     def after_eval_step(self, outputs: Any) -> None:
         self._hook_list.run("after_eval_step", outputs)
 
     def after_eval(self, results: dict[str, Any]) -> None:
+        self._run_state.end_evaluation()
         self._hook_list.run("after_eval", results)
 
     # --- hooks and state --------------------------------------------------------------------
@@ -160,19 +189,22 @@ class TrainerBase:
         self._hook_list.hooks = hooks
 
     def state_dict(self) -> dict[str, Any]:
-        """The last finished iteration, the states of the hooks, and that of the storage."""
-        state: dict[str, Any] = {"iteration": self.iter - self._iter_is_ahead}
-        if hooks := self._hook_list.state_dict():
-            state["hooks"] = hooks
-        if "storage" in vars(self):
-            state["storage"] = self.storage.state_dict()
-        return state
+        """The last finished iteration, the states of hooks, storage and random generators."""
+        return self._run_state.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back a state; `iter` is then the last finished iteration, so go on from the next."""
         self.iter, self._iter_is_ahead = state_dict["iteration"], False
         self._hook_list.load_state_dict(state_dict.get("hooks", {}))
-        self._saved_storage = state_dict.get("storage")
+        self._run_state.load_state_dict(state_dict)
+
+    def gather_random_states(self, hook: HookBase) -> None:
+        """Have the random states of all ranks in what rank 0 saves next in this iteration.
+
+        A hook that saves calls it with itself, in the same iterations on all ranks. Where other
+        ranks do not have the hook, only rank 0's state is saved, and a resumed run is not exact.
+        """
+        self._run_state.gather_random_states(hook)
 
     def _prepare(self, start_iter: int, max_iter: int) -> None:
         if not 0 <= start_iter <= max_iter:
@@ -180,15 +212,19 @@ class TrainerBase:
                 f"train({start_iter}, {max_iter}): start_iter must be between 0 and max_iter; "
                 "raise max_iter to train a finished run further"
             )
-        self.storage = EventStorage(start_iter)
-        if self._saved_storage and start_iter == self.iter + 1:
-            self.storage.load_state_dict(self._saved_storage)
-        self._saved_storage = None
+        self._stopping = self._run_state.begin(start_iter, max_iter)
         self.iter = self.start_iter = start_iter
         self.max_iter = max_iter
         self.failed = False
-        self.stop_reasons = []
         self._iter_is_ahead = True
+
+    def _end_steps(self) -> None:
+        self._iter_is_ahead = True
+        self.storage.sync()  # a loss that no writer asked for may be a NaN
+        self._stopping.settle()
+        if reasons := "; ".join(self.stop_reasons):
+            logger.info("Stopping after %d of %d iterations: %s", self.iter, self.max_iter, reasons)
+        self._run_state.end_steps()
 
     def _end_failed_run(self, error: BaseException) -> None:
         self.failed = True
@@ -202,9 +238,13 @@ class TrainerBase:
             attach_error(error, later)
 
     def _is_stopped(self) -> bool:
+        if self.storage.early_stop:
+            self._heed_early_stop()
+        return self._stopping.is_made()
+
+    def _heed_early_stop(self) -> None:
         if self.storage.early_stop and not self.stop_reasons:
             self.stop("storage.early_stop was set")
-        return bool(self.stop_reasons)
 
     def _begins_epoch(self) -> bool:
         epoch = self.epoch_of(self.iter)

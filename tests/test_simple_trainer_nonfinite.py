@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import SimpleTrainer
 from engine.events import CommonMetricPrinter, JSONWriter
-from engine.hooks import CallbackHook, IterationTimer, LRScheduler, PeriodicWriter
+from engine.hooks import CallbackHook, EMAHook, IterationTimer, LRScheduler, PeriodicWriter
 from engine.solver import GradientClipper
 
 
@@ -80,8 +80,8 @@ def test_steps_with_a_bad_loss_can_be_skipped(log):
     assert torch.equal(weights(model), weights(without))
     warnings = [record.message for record in log.records if record.levelname == "WARNING"]
     assert warnings == [
-        f"the loss became infinite or NaN at iteration {at}: loss_bad = nan; the step is skipped"
-        for at in (0, 3, 4)
+        f"the loss became infinite or NaN at iteration {at}: loss_bad = nan; the step is skipped{n}"
+        for at, n in [(0, ""), (3, ""), (4, ", 2 in a row and 3 in this run")]
     ]
 
 
@@ -93,8 +93,31 @@ def test_a_bad_loss_can_be_ignored():
 
 
 def test_a_bad_metric_that_is_no_loss_is_no_error():
-    model = Numbered(lambda weight, batch: {"loss": weight, "accuracy": math.nan})
+    nan = torch.tensor(math.nan)
+    model = Numbered(lambda weight, batch: {"loss": weight, "old_total_loss": nan})
     make_trainer(model, [1.0]).train(0, 2)
+
+
+def test_steps_are_skipped_whole_where_gradients_are_accumulated(log):
+    model, without = two_losses(), two_losses()
+    batches = [1.0, 1.0, 1.0, math.nan, 1.0, 1.0]
+    make_trainer(model, batches, accumulate=2, nonfinite="skip").train(0, 3)
+    make_trainer(without, [1.0], accumulate=2).train(0, 2)
+    assert torch.equal(weights(model), weights(without))
+    assert "at iteration 1: loss_bad = nan; the step is skipped" in log.text
+
+
+def test_the_schedule_goes_on_and_the_average_stays_finite_over_a_skipped_step():
+    model = two_losses()
+    trainer = make_trainer(model, bad_at(2), nonfinite="skip")
+    average = EMAHook(decay=0.5)
+    trainer.register_hooks([LRScheduler(scheduler=CosineParamScheduler(1.0, 0.0)), average])
+    trainer.train(0, 4)
+    rates = [rate for rate, _ in trainer.storage.history("lr").values()]
+    assert rates == sorted(rates, reverse=True)
+    assert len(set(rates)) == 4
+    assert average.count == 4
+    assert average.average["weight"].isfinite()
 
 
 def test_an_unknown_policy_is_refused(model, batches):
@@ -122,9 +145,10 @@ def test_on_an_accelerator_a_bad_loss_raises_when_the_next_write_is_due(bad, not
 
 
 @pytest.mark.usefixtures("like_an_accelerator")
-def test_on_an_accelerator_a_bad_loss_raises_at_the_end_where_nothing_writes():
+@pytest.mark.parametrize("period", [1, 20])
+def test_on_an_accelerator_a_bad_loss_raises_at_the_end_where_nothing_writes(period):
     failed = []
-    trainer = make_trainer(two_losses(), bad_at(3))
+    trainer = make_trainer(two_losses(), bad_at(3), gather_metric_period=period)
     trainer.register_hooks([CallbackHook(after_train=lambda t: failed.append(t.failed))])
     with pytest.raises(FloatingPointError, match=r"at iteration 3: .*loss_bad = nan"):
         trainer.train(0, 12)

@@ -287,7 +287,7 @@ def test_the_reasons_for_a_stop_are_logged_and_kept(log):
     )
     trainer.train(0, 9)
     assert trainer.stop_reasons == ["accuracy is 1", "it is late"]
-    assert "Stopping after iteration 0: accuracy is 1" in log.text
+    assert "Stopping after 1 of 9 iterations: accuracy is 1; it is late" in log.text
     trainer.train(1, 2)
     assert trainer.stop_reasons == ["accuracy is 1", "it is late"]
 

@@ -23,6 +23,7 @@ from engine.data.samplers import (
 from engine.data.seeds import derive_seed, sample_generator
 from engine.data.text import CharacterDataset, load_characters
 from engine.data.train_loader import TrainLoader
+from engine.data.workers import LostWorkerError
 
 __all__ = [
     "SAMPLER_REGISTRY",
@@ -32,6 +33,7 @@ __all__ = [
     "DatasetFromList",
     "InferenceSampler",
     "LabelledImages",
+    "LostWorkerError",
     "MapDataset",
     "Metadata",
     "MetadataCatalog",

@@ -2,6 +2,7 @@
 
 from collections import UserDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import ConcatDataset
@@ -112,12 +113,25 @@ MetadataCatalog = _MetadataCatalog()
 def get_dataset(names: str | Sequence[str]) -> Any:
     """The registered data set of that name, or several one after the other as one."""
     if isinstance(names, str):
-        return DatasetCatalog.get(names)
+        return _named(DatasetCatalog.get(names), names)
     if not names:
         raise ValueError("no data set is named: give at least one")
-    parts = [DatasetCatalog.get(name) for name in names]
+    parts = [get_dataset(name) for name in names]
     if len(parts) == 1:
         return parts[0]
     return ConcatDataset(
         [DatasetFromList(part) if isinstance(part, list) else part for part in parts]
     )
+
+
+class _NamedList(list):
+    catalog_name: str
+
+
+def _named(dataset: Any, name: str) -> Any:
+    """The data set with its name on it, for messages about its samples."""
+    if type(dataset) is list:
+        dataset = _NamedList(dataset)
+    with suppress(AttributeError):  # of a class that takes none
+        dataset.catalog_name = name
+    return dataset

@@ -4,12 +4,13 @@ import copy
 import inspect
 import itertools
 import pickle
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, get_worker_info
 
 from engine.data.samplers import rank_and_world_size
 from engine.data.seeds import derive_seed, sample_seed
@@ -19,13 +20,13 @@ MAX_TRIES = 1000
 
 
 class SampleError(RuntimeError):
-    """Reading or mapping a sample failed; the message names the sample's index."""
+    """Reading or mapping a sample failed; the message names the sample's index and data set."""
 
 
 def read_sample(dataset: Any, index: int, seed: int) -> Any:
     """`dataset[index]`, all mappers and `sample_generator` in it drawing from `seed`.
 
-    An exception in it becomes a `SampleError` that names the index.
+    An exception in it becomes a `SampleError` that names the sample.
     """
     token = sample_seed.set(seed)
     try:
@@ -33,9 +34,22 @@ def read_sample(dataset: Any, index: int, seed: int) -> Any:
     except SampleError:
         raise
     except Exception as error:
-        raise _sample_error(index, error) from error
+        raise _sample_error(describe_sample(dataset, index), error) from error
     finally:
         sample_seed.reset(token)
+
+
+def describe_sample(dataset: Any, index: int) -> str:
+    """Which sample it is, of which data set in the catalog: "sample 5 of digits_train"."""
+    while isinstance(dataset, MapDataset):
+        dataset = dataset.dataset
+    if name := getattr(dataset, "catalog_name", ""):
+        return f"sample {index} of {name}"
+    if isinstance(dataset, ConcatDataset) and 0 <= index < len(dataset):
+        part = bisect_right(dataset.cumulative_sizes, index)
+        before = dataset.cumulative_sizes[part - 1] if part else 0
+        return describe_sample(dataset.datasets[part], index - before)
+    return f"sample {index}"
 
 
 class DatasetFromList(Dataset[Any]):
@@ -47,6 +61,7 @@ class DatasetFromList(Dataset[Any]):
     """
 
     def __init__(self, lst: Sequence[Any], copy: bool = True, serialize: bool = True) -> None:
+        self.catalog_name = getattr(lst, "catalog_name", "")
         self.copy = copy
         self.serialize = serialize
         if serialize:
@@ -103,8 +118,9 @@ class MapDataset(Dataset[Any]):
             mapped = next((sample for sample in candidates if sample is not None), None)
         if mapped is None:
             raise SampleError(
-                f"sample {index}: the mapper returned None for it and for {MAX_TRIES} others drawn "
-                "in its stead; a mapper returns None only for the odd sample that cannot be used"
+                f"{describe_sample(self, index)}: the mapper returned None for it and for "
+                f"{MAX_TRIES} others drawn in its stead; a mapper returns None only for the odd "
+                "sample that cannot be used"
             )
         return mapped
 
@@ -117,7 +133,7 @@ class MapDataset(Dataset[Any]):
         try:
             return self._apply(sample, generator)
         except Exception as error:
-            raise _sample_error(index, error) from error
+            raise _sample_error(describe_sample(self, index), error) from error
 
     def _apply(self, sample: Any, generator: torch.Generator | None) -> Any:
         if self._wants_generator:
@@ -145,7 +161,7 @@ class _MapIterable(MapDataset, IterableDataset[Any]):
                 generator = torch.Generator().manual_seed(derive_seed(seed, count))
                 mapped = self._apply(sample, generator)
             except Exception as error:
-                raise _sample_error(count, error) from error
+                raise _sample_error(f"sample {count}", error) from error
             if mapped is not None:
                 yield mapped
 
@@ -189,5 +205,5 @@ def _has_generator(map_func: Callable[..., Any]) -> bool:
         return False
 
 
-def _sample_error(index: int, error: Exception) -> SampleError:
-    return SampleError(f"sample {index}: {type(error).__name__}: {error}")
+def _sample_error(sample: str, error: Exception) -> SampleError:
+    return SampleError(f"{sample}: {type(error).__name__}: {error}")

@@ -13,7 +13,8 @@ place before each sample and restores them after it: as exact as `generator`, bu
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from engine.data.dataset import DatasetFromList, MapDataset
 from engine.data.samplers import InferenceSampler, TrainingSampler, rank_and_world_size
 from engine.data.seeds import agree_on_seed, derive_seed
-from engine.data.train_loader import GlobalBatches, SampleReader, TrainLoader
+from engine.data.train_loader import GlobalBatches, TrainLoader
+from engine.data.workers import SampleReader, hand_out, start_worker
 from engine.parallel.comm import get_rank
 from engine.utils.registry import Registry
 
@@ -49,6 +51,7 @@ def build_batch_data_loader(
     seed: int | None = None,
     num_folds: int = 1,
     seed_global_rngs: bool = False,
+    worker_init_fn: Callable[[int], None] | None = None,
     **kwargs: Any,
 ) -> TrainLoader:
     """An endless training loader with `total_batch_size` samples an iteration over all ranks.
@@ -75,6 +78,7 @@ def build_batch_data_loader(
         prefetch_factor=prefetch_factor if num_workers else None,
         persistent_workers=persistent_workers and num_workers > 0,
         generator=torch.Generator(),
+        worker_init_fn=partial(start_worker, worker_init_fn),
         **kwargs,
     )
     if sampler is None:
@@ -125,6 +129,7 @@ def build_test_loader(
     batch_size: int = 1,
     num_workers: int = 0,
     collate_fn: Collate | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
     **kwargs: Any,
 ) -> DataLoader[Any]:
     """A loader that reads each sample once, over all ranks; `batch_size` is that of one rank.
@@ -137,7 +142,7 @@ def build_test_loader(
     if not isinstance(dataset, IterableDataset):
         sampler = sampler or InferenceSampler(_size(dataset))
         dataset = SampleReader(dataset, num_workers)
-    return DataLoader(
+    return _TestLoader(
         dataset,
         batch_size=batch_size,
         sampler=sampler,
@@ -145,8 +150,14 @@ def build_test_loader(
         collate_fn=collate_fn,
         # An evaluation must not advance torch's global generator, which making an iterator does.
         generator=torch.Generator().manual_seed(derive_seed(0, get_rank())),
+        worker_init_fn=partial(start_worker, worker_init_fn),
         **kwargs,
     )
+
+
+class _TestLoader(DataLoader[Any]):
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return hand_out(super().__iter__(), self)
 
 
 def trivial_batch_collator(batch: list[Any]) -> list[Any]:

@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import count, islice
-from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Sampler
 
-from engine.data.dataset import MapDataset, read_sample
+from engine.data.dataset import MapDataset
 from engine.data.samplers import rank_and_world_size
-from engine.data.seeds import derive_seed, seeded_global_rngs
+from engine.data.seeds import derive_seed
+from engine.data.workers import hand_out, under_way
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +68,8 @@ class TrainLoader:
         self.start_at(state["iteration"])
 
     def samples_under_way(self) -> str:
-        """Which samples the workers are reading: what to look at when one of them died or hangs.
-
-        Torch raises a worker's death wherever the main thread is. Where that is in this loader, the
-        error says this itself; elsewhere, whoever catches it can ask.
-        """
-        reader = self._loader.dataset
-        return reader.under_way() if isinstance(reader, SampleReader) else "unknown"
+        """Which samples the workers are reading: what to look at when one of them hangs."""
+        return under_way(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         return self._hand_out(self._open(self._start), self._start)
@@ -99,30 +93,10 @@ class TrainLoader:
         return islice(passes, iteration, None)
 
     def _hand_out(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
-        while True:
-            try:
-                batch = next(batches)
-            except Exception as error:
-                samples = self.samples_under_way()
-                self._end_workers(batches)
-                # "Caught" is how torch passes on what was raised in a worker: that one is alive.
-                lost = isinstance(error, (RuntimeError, OSError, EOFError))
-                if not lost or not self._loader.num_workers or str(error).startswith("Caught "):
-                    raise
-                raise RuntimeError(
-                    f"a worker was lost or stuck at batch {iteration}, samples being read: "
-                    f"{samples}\n{type(error).__name__}: {error}"
-                ) from error
+        for batch in hand_out(batches, self._loader, iteration):
             iteration += 1
             self._next = iteration
             yield batch
-
-    def _end_workers(self, batches: Iterator[Any]) -> None:
-        # The error's traceback keeps them alive; left to the garbage collector, each takes seconds.
-        shutdown = getattr(batches, "_shutdown_workers", None)
-        if shutdown and not self._loader.persistent_workers:
-            with suppress(RuntimeError):  # torch may report a dead worker once more meanwhile
-                shutdown()
 
 
 class GlobalBatches(Sampler[list[tuple[int, int]]]):
@@ -146,38 +120,6 @@ class GlobalBatches(Sampler[list[tuple[int, int]]]):
             (index, derive_seed(seed, place)) for index, place in zip(indices, places, strict=False)
         )
         return iter(lambda: list(islice(pairs, self.batch_size)), [])
-
-
-class SampleReader(Dataset[Any]):
-    """Reads samples by (index, seed) or by index, and notes which one each worker is at."""
-
-    def __init__(self, dataset: Any, num_workers: int, seed_global_rngs: bool = False) -> None:
-        self.dataset = dataset
-        self.seed_global_rngs = seed_global_rngs
-        self._current: Any = RawArray("q", [-1] * num_workers) if num_workers else [-1]
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, key: int | tuple[int, int]) -> Any:
-        index, seed = key if isinstance(key, tuple) else (key, derive_seed(0, key))
-        worker = get_worker_info()
-        slot = worker.id if worker else 0
-        self._current[slot] = index
-        if self.seed_global_rngs:
-            with seeded_global_rngs(seed):
-                sample = read_sample(self.dataset, index, seed)
-        else:
-            sample = read_sample(self.dataset, index, seed)
-        self._current[slot] = -1
-        return sample
-
-    def under_way(self) -> str:
-        """Which worker is reading which sample right now."""
-        busy = [
-            f"{index} (worker {slot})" for slot, index in enumerate(self._current) if index >= 0
-        ]
-        return ", ".join(busy) or "none"
 
 
 def repeat_passes(source: Iterable[Any], owner: Any, kind: str) -> Iterator[Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from engine.events import get_event_storage, has_event_storage
+from engine.parallel.fsdp import missing_batches
 from engine.utils.endless import batches_per_epoch
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,9 @@ def inference_on_dataset(
     eval_mode = inference_context(model) if isinstance(model, nn.Module) else nullcontext()
     with eval_mode, torch.no_grad():
         on_start()
-        progress = _Progress(batches_per_epoch(data_loader))
+        batches = batches_per_epoch(data_loader)
+        more_elsewhere = missing_batches(model, batches)
+        progress = _Progress(batches)
         started = perf_counter()
         for inputs in data_loader:
             loaded = perf_counter()
@@ -96,6 +99,8 @@ def inference_on_dataset(
             finished = perf_counter()
             progress.add(started, loaded, computed, finished)
             started = finished
+        for _ in range(more_elsewhere):
+            model(inputs)  # what comes out was counted already
         progress.finish()
         on_end()
     return evaluator.evaluate() or {}

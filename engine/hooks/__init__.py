@@ -9,6 +9,7 @@ from engine.hooks.early_stopping import EarlyStopping
 from engine.hooks.empty_cache import EmptyCacheHook
 from engine.hooks.evaluation import EvalHook
 from engine.hooks.freeze_gradients import FreezeGradients
+from engine.hooks.joint_period import JointPeriod
 from engine.hooks.lr_scheduler import LRScheduler
 from engine.hooks.memory import TorchMemoryStats
 from engine.hooks.precise_bn import PreciseBN
@@ -17,9 +18,11 @@ from engine.hooks.profiling import AutogradProfiler, TorchProfiler
 from engine.hooks.progress import ProgressBar
 from engine.hooks.refresh_data_loader import RefreshDataLoader
 from engine.hooks.sampler_seed import SamplerSeedHook
+from engine.hooks.stopping import StopOnSignal, TimeLimit
 from engine.hooks.sync_buffers import SyncBuffersHook
 from engine.hooks.timing import IterationTimer
 from engine.hooks.visualization import VisualizationHook
+from engine.hooks.watchdog import Watchdog
 from engine.hooks.writing import PeriodicWriter
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "FreezeGradients",
     "HookBase",
     "IterationTimer",
+    "JointPeriod",
     "LRScheduler",
     "PeriodicCheckpointer",
     "PeriodicWriter",
@@ -44,9 +48,12 @@ __all__ = [
     "RefreshDataLoader",
     "SafetensorsHook",
     "SamplerSeedHook",
+    "StopOnSignal",
     "SyncBuffersHook",
+    "TimeLimit",
     "TorchMemoryStats",
     "TorchProfiler",
     "VisualizationHook",
+    "Watchdog",
     "probe",
 ]

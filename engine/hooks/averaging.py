@@ -9,8 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from engine.hooks.base import HookBase, Priority
+from engine.hooks.joint_period import JointPeriod
+from engine.parallel.fsdp import reshard, shard_like
 from engine.solver.schedules import to_iterations
-from engine.utils.periods import Period
 
 
 class EMAHook(HookBase):
@@ -35,7 +36,7 @@ class EMAHook(HookBase):
     ) -> None:
         self._update = get_ema_multi_avg_fn(decay)
         self._start = start
-        self._period = Period(period)
+        self._period = JointPeriod(period)
         self._buffers = buffers
         self._model = model
         self._trained: dict[str, torch.Tensor] = {}  # while an evaluation uses the average
@@ -112,6 +113,7 @@ class EMAHook(HookBase):
 
     def _find_live(self) -> dict[str, torch.Tensor]:
         """The model's own tensors that have an average; shared ones once."""
+        reshard(self.model)
         named = dict[str, torch.Tensor](self.model.named_parameters())
         if self._buffers:
             named.update(self.model.named_buffers())
@@ -119,6 +121,7 @@ class EMAHook(HookBase):
 
     def _take_back_trained(self) -> None:
         if self._trained:
+            reshard(self.model)
             _assign(self._live, self._trained)
             self._trained = {}
 
@@ -130,4 +133,4 @@ def _copy(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def _assign(targets: dict[str, torch.Tensor], sources: dict[str, torch.Tensor]) -> None:
     for name, target in targets.items():
-        target.copy_(sources[name])
+        target.copy_(shard_like(sources[name], target))

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.checkpoint import Checkpointer, warn_of_failed_save
+from engine.checkpoint import Checkpointer, delete_checkpoint, warn_of_failed_save
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.best import Best
+from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
+from engine.parallel.fsdp import is_sharded, is_sharded_tensor
 from engine.utils.files import atomic_write
 from engine.utils.periods import Period
 
@@ -43,45 +46,56 @@ class PeriodicCheckpointer(HookBase):
         if max_to_keep is not None and max_to_keep < 1:
             raise ValueError(f"max_to_keep must be at least 1, or None for all; got {max_to_keep}")
         self.checkpointer = checkpointer
-        self.period = Period(period)
+        # All ranks save a sharded model, so all of them have this hook.
+        self.period = JointPeriod(period) if _is_sharded(checkpointer) else Period(period)
         self.max_iter = max_iter
         self.max_to_keep = max_to_keep
         self.file_prefix = file_prefix
 
     def after_step(self) -> None:
         if self.period.is_due(self.trainer):
-            with going_on_without_a_save(self._name(self.trainer.iter)):
-                self._save_numbered(self.trainer.iter)
+            self._gather_random_states()
+            with going_on_without_a_save(self._numbered(self.trainer.iter)):
+                self._save_and_delete_old(self._numbered(self.trainer.iter), self.trainer.iter)
 
     def after_train(self) -> None:
-        if not self.trainer.failed and self.trainer.iter > self.trainer.start_iter:
-            if self.trainer.iter >= self.trainer.max_iter:
-                self.save(f"{self.file_prefix}_final", iteration=self.trainer.iter - 1)
-            else:
-                self._save_numbered(self.trainer.iter - 1)
+        if not self.trainer.failed and self.trainer.has_advanced:
+            last = self.trainer.iter - 1
+            is_complete = self.trainer.iter >= self.trainer.max_iter and not self.trainer.requeue
+            # A run killed before it deleted old ones does so now.
+            self._save_and_delete_old(self._final if is_complete else self._numbered(last), last)
         if isinstance(self.checkpointer, Checkpointer):
             self.checkpointer.wait()
 
     def step(self, iteration: int, **extra: Any) -> None:
         """Save what is due at the end of an iteration; in a trainer the hook does this."""
         if self.period.is_due(_Iteration(iteration)):
-            self._save_numbered(iteration, **extra)
+            self._save_and_delete_old(self._numbered(iteration), iteration, **extra)
         if self.max_iter is not None and iteration >= self.max_iter - 1:
-            self.save(f"{self.file_prefix}_final", iteration=iteration, **extra)
+            self.save(self._final, iteration=iteration, **extra)
 
     def save(self, name: str, **extra: Any) -> None:
         """Save now, under this name."""
         self.checkpointer.save(name, **extra)
 
-    def _name(self, iteration: int) -> str:
+    def _gather_random_states(self) -> None:
+        # Periods in time of ranks that each look at their own clock do not end together.
+        if isinstance(self.period, JointPeriod) or not self.period.is_in_time:
+            self.trainer.gather_random_states(self)
+
+    def _numbered(self, iteration: int) -> str:
         return f"{self.file_prefix}_{iteration:07d}"
 
-    def _save_numbered(self, iteration: int, **extra: Any) -> None:
+    @property
+    def _final(self) -> str:
+        return f"{self.file_prefix}_final"
+
+    def _save_and_delete_old(self, name: str, iteration: int, **extra: Any) -> None:
         delete_old = partial(self._delete_old, iteration)
         if isinstance(self.checkpointer, Checkpointer):
-            self.save(self._name(iteration), iteration=iteration, then=delete_old, **extra)
+            self.save(name, iteration=iteration, then=delete_old, **extra)
         else:
-            self.save(self._name(iteration), iteration=iteration, **extra)
+            self.save(name, iteration=iteration, **extra)
             delete_old()
 
     def _delete_old(self, newest: int) -> None:
@@ -92,10 +106,12 @@ class PeriodicCheckpointer(HookBase):
         names = set(os.listdir(checkpointer.save_dir))
         if isinstance(checkpointer, Checkpointer):
             names &= checkpointer.names_of_run()
-        pattern = re.compile(re.escape(self.file_prefix) + r"_(\d{7,})\.pth")
-        numbered = {int(match[1]): name for name in names if (match := pattern.fullmatch(name))}
-        for iteration in sorted(i for i in numbered if i <= newest)[: -self.max_to_keep]:
-            os.remove(os.path.join(checkpointer.save_dir, numbered[iteration]))
+        pattern = re.compile(re.escape(self.file_prefix) + r"_(\d{7,})(\.pth)?")
+        numbered = {name: int(match[1]) for name in names if (match := pattern.fullmatch(name))}
+        old = sorted({i for i in numbered.values() if i <= newest})[: -self.max_to_keep]
+        for name, iteration in numbered.items():
+            if iteration in old:
+                delete_checkpoint(os.path.join(checkpointer.save_dir, name))
 
 
 @contextmanager
@@ -105,6 +121,10 @@ def going_on_without_a_save(name: str) -> Iterator[None]:
         yield
     except (OSError, FloatingPointError) as error:
         warn_of_failed_save(name, error)
+
+
+def _is_sharded(checkpointer: FvcoreCheckpointer) -> bool:
+    return isinstance(checkpointer, Checkpointer) and is_sharded(checkpointer.model)
 
 
 class _Iteration:
@@ -160,20 +180,24 @@ class BestCheckpointer(HookBase):
             self._save_if_best()
 
     def after_train(self) -> None:
-        if not self.trainer.failed:
+        if not self.trainer.failed and not self.trainer.requeue:
             self._save_if_best()
 
     def _save_if_best(self) -> None:
         self._was_evaluated = False
         latest = {name: value for name, (value, _) in self.trainer.storage.latest().items()}
-        if not self._best.update(latest, self.trainer.iter):
+        is_best = self._best.update(latest, self.trainer.iter)
+        if is_best:
+            logger.info(
+                "Best %s so far: %.5f at iteration %d",
+                self._best.metric,
+                self._best.value,
+                self._best.iteration,
+            )
+        if _is_sharded(self._checkpointer):  # all ranks save; only the first may have the results
+            is_best = comm.all_gather(is_best)[0]
+        if not is_best:
             return
-        logger.info(
-            "Best %s so far: %.5f at iteration %d",
-            self._best.metric,
-            self._best.value,
-            self._best.iteration,
-        )
         # A run is not resumed from its best weights: that would train what came after them again.
         options = {"tag_as_last": False} if isinstance(self._checkpointer, Checkpointer) else {}
         with going_on_without_a_save(self._file_prefix):
@@ -201,6 +225,10 @@ class SafetensorsHook(HookBase):
         self._period = Period(period)
         self._prefix = prefix
 
+    def before_train(self) -> None:
+        if is_sharded(self.trainer.model):  # type: ignore[attr-defined]
+            self._period = JointPeriod(self._period)  # all ranks gather the weights
+
     def after_step(self) -> None:
         if self._period.is_due(self.trainer):
             name = f"{self._prefix}_{self.trainer.iter:07d}"
@@ -208,16 +236,22 @@ class SafetensorsHook(HookBase):
                 self._save(name)
 
     def after_train(self) -> None:
-        if not self.trainer.failed:
+        if not self.trainer.failed and not self.trainer.requeue:
             self._save(f"{self._prefix}_final")
 
     def _save(self, name: str) -> None:
-        if not comm.is_main_process():
-            return
         model = self.trainer.model  # type: ignore[attr-defined]
+        if not comm.is_main_process() and not is_sharded(model):
+            return
         model = model.module if isinstance(model, DistributedDataParallel) else model
         # Weights that share memory are refused, so each gets its own.
-        weights = {k: v.contiguous().clone() for k, v in model.state_dict().items()}
+        weights = {k: _whole(v).contiguous().clone() for k, v in model.state_dict().items()}
+        if not comm.is_main_process():
+            return
         os.makedirs(self._output_dir, exist_ok=True)
         with atomic_write(os.path.join(self._output_dir, f"{name}.safetensors")) as file:
             file.write(self._as_bytes(weights))
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if is_sharded_tensor(tensor) else tensor  # type: ignore[attr-defined]

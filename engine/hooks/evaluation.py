@@ -5,8 +5,8 @@ from typing import Any
 
 from engine.evaluation import flatten_results_dict
 from engine.hooks.base import HookBase, Priority
+from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
-from engine.utils.periods import Period
 
 
 class EvalHook(HookBase):
@@ -14,7 +14,7 @@ class EvalHook(HookBase):
 
     The function returns a nested dict of numbers, or None. The results are stored unsmoothed under
     names joined by "/". The evaluation of the last step is the one after training; a run that
-    failed has none. With a period of 0 there is only that one.
+    failed, or is to be continued, has none. With a period of 0 there is only that one.
     """
 
     priority = Priority.LOW  # after all that changes the weights, before what uses the results
@@ -25,7 +25,7 @@ class EvalHook(HookBase):
         eval_function: Callable[[], Mapping[str, Any] | None],
         eval_after_train: bool = True,
     ) -> None:
-        self._period = Period(eval_period)
+        self._period = JointPeriod(eval_period)
         self._func = eval_function
         self._eval_after_train = eval_after_train
 
@@ -35,7 +35,8 @@ class EvalHook(HookBase):
             self._do_eval()
 
     def after_train(self) -> None:
-        if self._eval_after_train and not self.trainer.failed:
+        trainer = self.trainer
+        if self._eval_after_train and not trainer.failed and not trainer.requeue:
             self._do_eval()
 
     def _do_eval(self) -> None:

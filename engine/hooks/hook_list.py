@@ -23,6 +23,15 @@ class _Call:
     seconds: float = 0.0
 
 
+class EvaluationLeft(BaseException):
+    """Leaves an evaluation, and the point of the loop it belongs to, as the run must end now.
+
+    Not an Exception: code that handles the errors of an evaluation must not hold it up.
+    """
+
+    point = hook = ""  # where it was left: the hook at this point was the one that evaluated
+
+
 class HookList:
     """Hooks by priority, then in the order of adding. Only methods they override are called."""
 
@@ -30,6 +39,7 @@ class HookList:
         self.hooks: list[HookBase] = []
         self.calls: dict[str, tuple[_Call, ...]] = dict.fromkeys(POINTS, ())
         self._started: set[int] = set()  # ids of hooks
+        self.has_failed = False  # in the `before_train` or `after_train` of this run
 
     def add(self, hooks: Sequence[HookBase], priority: int | str | None) -> None:
         """Put hooks into their places; `priority` overrides that of their classes."""
@@ -41,20 +51,26 @@ class HookList:
         self.hooks.sort(key=lambda hook: hook.priority)
         self._collect_calls()
 
-    def run(self, point: str, *args: Any) -> None:
-        """Call the hooks at a point; an error ends it."""
+    def run(self, point: str, *args: Any, first: str = "") -> None:
+        """Call the hooks at a point, from the one named `first` on; an error ends it."""
+        calls = self._calls_from(point, first) if first else self.calls[point]
         start = perf_counter()
-        for call in self.calls[point]:
-            if args:
-                call.method(*args)
-            else:  # in each step: a plain call is the quickest
-                call.method()
-            now = perf_counter()
-            call.seconds += now - start
-            start = now
+        try:
+            for call in calls:
+                if args:
+                    call.method(*args)
+                else:  # in each step: a plain call is the quickest
+                    call.method()
+                now = perf_counter()
+                call.seconds += now - start
+                start = now
+        except EvaluationLeft as left:
+            left.point, left.hook = point, self.name_of(call.hook)
+            raise
 
     def start(self) -> None:
         """Run every `before_train`, whatever fails, then raise the first error."""
+        self.has_failed = False
         self._collect_calls(keep_times=False)
         if self.hooks:
             logger.info("Hooks in their order:\n%s", self.order_table())
@@ -74,7 +90,7 @@ class HookList:
         self._started.clear()
         if self.hooks:
             logger.info("Time of the hooks:\n%s", self.time_table())
-        _raise_first(failures)
+        _raise_first([one for one in failures if not isinstance(one[1], EvaluationLeft)])
 
     def state_dict(self) -> dict[str, dict]:
         """The states by hook: `EvalHook`, `EvalHook#2`, …; hooks without state are left out."""
@@ -88,6 +104,10 @@ class HookList:
                 hooks[name].load_state_dict(state)
             else:
                 logger.warning("The state of the hook %s is not used: there is no such hook", name)
+
+    def name_of(self, hook: HookBase) -> str:
+        """The name that the hook's state has: `EvalHook`, `EvalHook#2`, …"""
+        return next(name for name, one in self._named().items() if one is hook)
 
     def order_table(self) -> str:
         """The hooks of each point in their order, with their priorities."""
@@ -116,8 +136,16 @@ class HookList:
                 call.method()
             except BaseException as error:  # Ctrl-C in a long last evaluation too
                 failures.append((call.hook, error))
+                self.has_failed = True
             call.seconds += perf_counter() - start
         return failures
+
+    def _calls_from(self, point: str, first: str) -> tuple[_Call, ...]:
+        names = [self.name_of(call.hook) for call in self.calls[point]]
+        if first in names:
+            return self.calls[point][names.index(first) :]
+        logger.warning("%s was left at the hook %s: there is no such hook now", point, first)
+        return ()
 
     def _named(self) -> dict[str, HookBase]:
         return dict(zip(unique_names(self.hooks), self.hooks, strict=True))

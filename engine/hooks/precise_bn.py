@@ -10,8 +10,8 @@ from torch import nn
 
 from engine.events import EventStorage
 from engine.hooks.base import HookBase, Priority
+from engine.hooks.joint_period import JointPeriod
 from engine.utils.endless import EndlessIterator
-from engine.utils.periods import Period
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,9 @@ class PreciseBN(HookBase):
     It runs every `period` and at the last step, before checkpoints and evaluations use the
     statistics. Does nothing if no BatchNorm layer of `model` is in training mode. What the model
     puts into the storage meanwhile is dropped.
+
+    Which batches it takes follows from the iteration where the loader can start anywhere
+    (`start_at`): other ones each time. From other loaders it takes the next ones.
     """
 
     priority = Priority.BELOW_NORMAL
@@ -29,11 +32,14 @@ class PreciseBN(HookBase):
     def __init__(
         self, period: int | str, model: nn.Module, data_loader: Iterable[Any], num_iter: int
     ) -> None:
-        self._period = Period(period)
+        self._period = JointPeriod(period)
         self._model = model
         self._data_loader = data_loader
         self._num_iter = num_iter
         self._batches: EndlessIterator | None = None
+        # An iterable data set has no sampler, and would be read up to there.
+        has_sampler = getattr(data_loader, "sampler", data_loader) is not None
+        self._can_jump = hasattr(data_loader, "start_at") and has_sampler
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fvcore.nn uses names that torch deprecates
             from fvcore.nn import precise_bn
@@ -45,7 +51,21 @@ class PreciseBN(HookBase):
     def after_step(self) -> None:
         is_last = self.trainer.iter == self.trainer.max_iter - 1
         if self._period.is_due(self.trainer) or is_last:
+            if self._can_jump:
+                # Statistics over as many batches as an epoch has are then those of an epoch.
+                self._data_loader.start_at(self.trainer.iter * self._num_iter)  # type: ignore[attr-defined]
+                self._batches = None
             self.update_stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        if hasattr(self._data_loader, "state_dict"):
+            return {"data_loader": self._data_loader.state_dict()}  # its seed may be a random one
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if hasattr(self._data_loader, "load_state_dict"):
+            self._data_loader.load_state_dict(state_dict["data_loader"])
+            self._batches = None
 
     def update_stats(self) -> None:
         """Compute the statistics now."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from engine.hooks.base import HookBase, Priority
-from engine.utils.periods import Period
+from engine.hooks.joint_period import JointPeriod
 
 
 class RefreshDataLoader(HookBase):
@@ -16,7 +16,7 @@ class RefreshDataLoader(HookBase):
     priority = Priority.VERY_LOW  # after hooks and evaluations that change the data
 
     def __init__(self, period: int | str, builder: Callable[[], Iterable[Any]]) -> None:
-        self._period = Period(period)
+        self._period = JointPeriod(period)
         self._builder = builder
 
     def after_step(self) -> None:

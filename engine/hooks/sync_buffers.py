@@ -3,20 +3,17 @@
 import torch
 
 from engine.hooks.base import HookBase, Priority
+from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
-from engine.utils.periods import Period
 
 
 class SyncBuffersHook(HookBase):
-    """Replaces the floating-point buffers (statistics of batch norm) by their mean over the ranks.
-
-    Give the period in iterations or epochs: the clocks of the ranks differ.
-    """
+    """Replaces floating-point buffers (statistics of batch norm) by their mean over the ranks."""
 
     priority = Priority.HIGH  # before averages, evaluations and checkpoints use the buffers
 
     def __init__(self, period: int | str = "1 epoch") -> None:
-        self._period = Period(period)
+        self._period = JointPeriod(period)
 
     def after_step(self) -> None:
         if comm.get_world_size() > 1 and self._period.is_due(self.trainer):

@@ -13,7 +13,7 @@ class IterationTimer(HookBase):
     """Stores the seconds that each step took, without the hooks after it, as the scalar `time`.
 
     The first `warmup_iter` steps are slower than the rest: all but the last of them are left out,
-    here and in the summary that is logged at the end.
+    here and, after a resume too, in the summary that is logged at the end.
     """
 
     priority = Priority.HIGHEST  # so that its time is that of the step, not of other hooks
@@ -23,6 +23,8 @@ class IterationTimer(HookBase):
 
     def before_train(self) -> None:
         self._first_timed = self.trainer.start_iter + self._warmup_iter - 1
+        # A gap in the curve of a resumed run would leave its last value to a line of its own.
+        self._is_resumed = "time" in self.trainer.storage.histories()
         self._put = self.trainer.storage.put_scalar
         self._start = self._step_start = perf_counter()
         self._seconds_in_steps = 0.0
@@ -39,6 +41,8 @@ class IterationTimer(HookBase):
             self._put("time", seconds)
         else:
             self._start = perf_counter()
+            if self._is_resumed:
+                self._put("time", seconds)
 
     def after_train(self) -> None:
         total = perf_counter() - self._start

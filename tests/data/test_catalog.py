@@ -2,8 +2,17 @@ import copy
 import pickle
 
 import pytest
+from torch.utils.data import ConcatDataset
 
-from engine.data import DatasetCatalog, Metadata, MetadataCatalog, get_dataset
+from engine.data import (
+    DatasetCatalog,
+    DatasetFromList,
+    MapDataset,
+    Metadata,
+    MetadataCatalog,
+    SampleError,
+    get_dataset,
+)
 
 
 @pytest.fixture
@@ -89,3 +98,21 @@ def test_metadata_can_be_copied_and_pickled():
     metadata = Metadata("x").set(classes=["a"])
     for clone in (copy.deepcopy(metadata), pickle.loads(pickle.dumps(metadata))):
         assert clone.as_dict() == metadata.as_dict()
+
+
+def test_an_error_names_the_sample_by_its_data_set_and_its_index_there():
+    def refuse_two(sample):
+        return 1 / (sample - 2)
+
+    DatasetCatalog.register("a_list", lambda: [0, 1, 3])
+    DatasetCatalog.register("two_ranges", lambda: ConcatDataset([range(10, 12), range(4)]))
+    try:
+        joined = MapDataset(get_dataset(["a_list", "two_ranges"]), refuse_two)
+        alone = MapDataset(DatasetFromList(get_dataset("a_list")), lambda sample: 1 / sample)
+    finally:
+        DatasetCatalog.remove("a_list")
+        DatasetCatalog.remove("two_ranges")
+    with pytest.raises(SampleError, match=r"^sample 4 of two_ranges: ZeroDivisionError"):
+        joined[7]
+    with pytest.raises(SampleError, match=r"^sample 0 of a_list: ZeroDivisionError"):
+        alone[0]

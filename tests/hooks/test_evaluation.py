@@ -175,6 +175,17 @@ def test_a_run_that_is_stopped_is_evaluated_at_its_end(model, batches):
     assert evaluation.called_at == [4, 7]
 
 
+def test_a_run_that_is_to_be_continued_is_not_evaluated_at_its_end(model, batches):
+    def after_step(trainer) -> None:
+        if trainer.iter == 6:
+            trainer.stop("no time", requeue=True)
+
+    evaluation = Evaluation()
+    hooks = [CallbackHook(after_step=after_step), EvalHook(5, evaluation)]
+    make_trainer(model, batches, *hooks).train(0, 20)
+    assert evaluation.called_at == [4]
+
+
 def test_a_trainer_may_train_again(model, batches):
     evaluation = Evaluation({"score": 1.0})
     trainer = make_trainer(model, batches, EvalHook(0, evaluation))

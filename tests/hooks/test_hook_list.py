@@ -6,7 +6,7 @@ import time
 import pytest
 
 from engine import HookBase
-from engine.hooks.hook_list import HookList, attach_error
+from engine.hooks.hook_list import EvaluationLeft, HookList, attach_error
 
 
 class Sleepy(HookBase):
@@ -32,6 +32,14 @@ class Busier(Busy):
     """Inherits its points."""
 
 
+class Leaving(Busy):
+    """Leaves an evaluation."""
+
+    def after_eval(self, results: dict) -> None:
+        super().after_eval(results)
+        raise EvaluationLeft
+
+
 def test_only_overridden_methods_are_called():
     hooks = HookList()
     hooks.add([Sleepy(), Busy("a", []), Busier("b", [])], priority=None)
@@ -44,6 +52,38 @@ def test_a_point_hands_its_argument_on():
     hooks.add([Busy("a", calls), Busier("b", calls)], priority=None)
     hooks.run("after_eval", 5)
     assert calls == ["a got 5", "b got 5"]
+
+
+def test_a_point_that_was_left_goes_on_from_the_hook_it_was_left_at(log):
+    calls: list[str] = []
+    hooks = HookList()
+    hooks.add([Busy("a", calls), Busy("b", calls), Leaving("c", calls)], priority=None)
+    with pytest.raises(EvaluationLeft) as left:
+        hooks.run("after_eval", 1)
+    assert (left.value.point, left.value.hook) == ("after_eval", "Leaving")
+    calls.clear()
+    with pytest.raises(EvaluationLeft):
+        hooks.run("after_eval", 2, first="Busy#2")
+    assert calls == ["b got 2", "c got 2"]
+    hooks.run("after_eval", 3, first="Busy#3")
+    assert calls == ["b got 2", "c got 2"]
+    assert "after_eval was left at the hook Busy#3: there is no such hook now" in log.text
+
+
+def test_an_evaluation_left_in_the_end_is_no_error_but_the_end_is_not_complete():
+    def leave() -> None:
+        raise EvaluationLeft
+
+    calls: list[str] = []
+    leaving = Busy("a", calls)
+    leaving.after_train = leave
+    hooks = HookList()
+    hooks.add([leaving, Busy("b", calls)], priority=None)
+    hooks.start()
+    assert not hooks.has_failed
+    hooks.finish()
+    assert calls == ["a begins", "b begins", "b ends"]
+    assert hooks.has_failed
 
 
 def test_a_hook_with_a_method_set_on_the_instance_is_called():

@@ -103,7 +103,9 @@ def test_a_resumed_run_goes_on_with_the_same_rates(model, batches, tmp_path, mak
     straight.train(0, 10)
 
     stopped = make()
-    stopped.register_hooks([CallbackHook(after_step=lambda t: t.iter == 3 and t.stop("enough"))])
+    stopped.register_hooks(
+        [CallbackHook(after_step=lambda t: t.iter == 3 and t.stop("enough", requeue=True))]
+    )
     stopped.train(0, 10)
     torch.save(stopped.state_dict(), tmp_path / "state.pth")
 

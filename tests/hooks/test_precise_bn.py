@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine import SimpleTrainer, get_event_storage
+from engine import DefaultTrainer, SimpleTrainer, get_event_storage
+from engine.data import build_train_loader
 from engine.hooks import PreciseBN
 
 
@@ -85,3 +86,54 @@ def test_it_can_be_run_by_hand_at_any_time():
     model, batches = WithNorm(), make_batches()
     PreciseBN(0, model, batches, num_iter=4).update_stats()
     torch.testing.assert_close(model.norm.running_mean, torch.cat(batches).mean(0))
+
+
+def test_the_batches_follow_from_the_iteration_where_the_loader_can_start_anywhere():
+    def norm_after(first: int, seed: int = 0) -> torch.Tensor:
+        model = WithNorm()
+        trainer = make_trainer(model, [torch.zeros(2, 2)])
+        loader = build_train_loader(list(torch.randn(50, 2)), total_batch_size=4, seed=seed)
+        trainer.register_hooks([PreciseBN(10, model, loader, num_iter=4)])
+        trainer.train(first, 30)
+        return model.norm.running_mean
+
+    with torch.random.fork_rng(devices=[]):
+        means = []
+        for first, seed in [(0, 0), (25, 0), (0, 1)]:
+            torch.manual_seed(0)
+            means.append(norm_after(first, seed))
+    assert torch.equal(means[0], means[1])
+    assert not torch.equal(means[0], means[2])
+
+
+class NormedDigits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
+        self.last = nn.Linear(8, 10)
+
+    def forward(self, batch):
+        logits = self.last(self.layers(batch["image"]))
+        if self.training:
+            return {"loss": nn.functional.cross_entropy(logits, batch["label"])}
+        return {"logits": logits}
+
+
+class NormTrainer(DefaultTrainer):
+    @classmethod
+    def build_model(cls, cfg):
+        return NormedDigits()
+
+
+@pytest.mark.usefixtures("own_loggers")
+@pytest.mark.parametrize("seed", [0, -1])
+def test_a_resumed_run_ends_with_the_same_statistics(digits_cfg, seed):
+    settings = ["SEED", seed, "TEST.PRECISE_BN.ENABLED", True, "TEST.PRECISE_BN.NUM_ITER", 3]
+    cfg = digits_cfg(*settings, "TEST.EVAL_PERIOD", 4)
+    straight = NormTrainer(cfg)
+    straight.train()
+    resumed = NormTrainer(cfg)
+    resumed.checkpointer.load(f"{resumed.cfg.OUTPUT_DIR}/model_0000009.pth")
+    resumed.train()
+    expected, states = straight.model.state_dict(), resumed.model.state_dict()
+    assert all(torch.equal(value, states[name]) for name, value in expected.items())

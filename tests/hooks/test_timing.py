@@ -41,6 +41,16 @@ def test_the_warm_up_counts_from_the_start_of_the_run(warmup_iter, first):
     assert iterations(trainer) == list(range(first, 110))
 
 
+def test_a_resumed_run_goes_on_with_the_curve(log):
+    first, resumed = Steps(), Steps()
+    train(first, IterationTimer(), 0, 10)
+    resumed.load_state_dict(first.state_dict())
+    log.clear()
+    train(resumed, IterationTimer(), 10, 15)
+    assert iterations(resumed) == list(range(2, 15))
+    assert "Overall training speed: 3 iterations" in log.text
+
+
 def test_the_time_is_that_of_the_step_without_the_hooks():
     trainer = Steps(3)
     trainer.register_hooks([CallbackHook(after_step=lambda t: time.sleep(0.02 * (t.iter == 4)))])

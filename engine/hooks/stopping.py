@@ -1,0 +1,127 @@
+"""StopOnSignal, TimeLimit: end a run cleanly before it is killed, to be continued later."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from engine.hooks.base import HookBase, Priority
+from engine.parallel import comm
+from engine.utils.durations import parse_duration
+
+logger = logging.getLogger(__name__)
+
+REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: not done, try again
+_IMPORTED = time.monotonic()
+
+
+class StopOnSignal(HookBase):
+    """Stops the run at a SIGTERM, SIGINT (Ctrl-C) or SIGUSR1, to be continued later.
+
+    The current step ends, an evaluation in a single process is left, and the run is saved such that
+    a resumed one is exactly what this one would have been. The same signal again ends the process
+    at once. A signal that the process was started to ignore stays ignored. Only in the main thread.
+    """
+
+    priority = Priority.LOWEST  # signals are minded until the last save is done
+
+    def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGINT", "SIGUSR1")) -> None:
+        names = [name for name in signals if hasattr(signal, name)]  # Windows has no SIGUSR1
+        self._signals = [signal.Signals[name] for name in names]
+        self._previous: dict[int, Any] = {}
+
+    def before_train(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            logger.info("Signals do not stop this run cleanly: it is not in the main thread")
+            return
+        self._process = os.getpid()
+        for number in self._signals:
+            previous = signal.getsignal(number)
+            if previous not in (signal.SIG_IGN, None):  # None: a library in C has one of its own
+                self._previous[number] = previous
+                signal.signal(number, self._receive)
+
+    def after_train(self) -> None:
+        for number in list(self._previous):
+            self._restore(number)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        """The handler. It does not log: the main thread may be in the middle of that."""
+        name = signal.Signals(number).name
+        if os.getpid() != self._process:  # a worker that was forked in the run
+            # Ctrl-C and Slurm reach workers too, and the run needs them for its last step.
+            if name == "SIGTERM":
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        self._restore(number)
+        self.trainer.stop(f"{name} received", requeue=True)
+        with suppress(OSError):
+            os.write(2, f"{name}: stopping after this step; again to end at once\n".encode())
+
+    def _restore(self, number: int) -> None:
+        if (previous := self._previous.pop(number, None)) is not None:
+            signal.signal(number, previous)
+
+
+class TimeLimit(HookBase):
+    """Stops the run before the process is older than `limit`, to be continued later.
+
+    `limit` is like "3h50min", "90 min", "1d 2h" or "02:30:00". Room is left for two steps of the
+    usual length and once more the longest so far, which had a save in it. An evaluation in a single
+    process is left when the time is up; with several it is a part of its step.
+    """
+
+    priority = Priority.LOWEST  # the time that a save takes is then a part of its step
+
+    def __init__(self, limit: str) -> None:
+        self._limit = parse_duration(limit)
+        self._text = limit
+
+    def before_train(self) -> None:
+        self._deadline = time.monotonic() - process_age() + self._limit
+        self._is_over = False
+        self._last: float | None = None  # when the step before ended; the first one is slower
+        self._seconds = self._longest = 0.0
+        self._steps = 0
+
+    def after_step(self) -> None:
+        now = time.monotonic()
+        if self._last is not None:
+            seconds = now - self._last
+            self._seconds += seconds
+            self._steps += 1
+            self._longest = max(self._longest, seconds)
+        self._last = now
+        usual = self._seconds / max(1, self._steps)
+        self._stop_if_late(now + 2 * usual + self._longest)
+
+    def before_eval(self) -> None:
+        self._eval_start = time.monotonic()
+
+    def before_eval_step(self) -> None:
+        self._stop_if_late(time.monotonic() + self._longest)
+
+    def after_eval(self, results: dict[str, Any]) -> None:
+        if self._last is not None and comm.get_world_size() == 1:
+            self._last += time.monotonic() - self._eval_start
+
+    def _stop_if_late(self, time_needed: float) -> None:
+        if time_needed > self._deadline and not self._is_over:
+            self._is_over = True
+            self.trainer.stop(f"the time limit of {self._text} is near", requeue=True)
+
+
+def process_age() -> float:
+    """Seconds since this process was started; without /proc, since engine was imported."""
+    try:
+        with open("/proc/self/stat", encoding="ascii") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # the name may hold spaces
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return time.monotonic() - _IMPORTED

@@ -1,0 +1,175 @@
+"""RunState: what is saved of a run beside model and optimizer, and how the next run takes it up."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from engine.events import EventStorage
+from engine.hooks.base import HookBase
+from engine.hooks.hook_list import EvaluationLeft
+from engine.parallel import comm
+from engine.parallel.random_states import gather_random_states, restore_random_states
+from engine.stop_decision import StopDecision
+from engine.utils.random_state import get_random_state
+
+if TYPE_CHECKING:
+    from engine.train_loop import TrainerBase
+
+_KEPT = ("storage", "random_states", "left_at", "stopped", "finished")
+
+
+class RunState:
+    """The state of a trainer's run, such that one that goes on from it is the same run.
+
+    Besides hooks, storage and random generators it tells where in an iteration the run was left
+    (`left_at`), whether it was stopped for good (`stopped`), and whether all that comes after the
+    last step is done too (`finished`). What a run does in `after_train` when it is to be continued
+    is no part of its state.
+    """
+
+    def __init__(self, trainer: "TrainerBase") -> None:
+        self._trainer = weakref.proxy(trainer)
+        self._saved: dict[str, Any] = {}  # by the run that goes on here
+        self.takes_up = False  # this run ends what that one had begun
+        self._way_back: dict[str, Any] = {}  # the state from before what can be left now
+        self._left: dict[str, Any] = {}  # the state from before what was left
+        self._random_states: tuple[object, list[dict]] = (None, [])  # when, and of all ranks
+        self._common_hooks: set[str] = set()  # of all ranks, where there are several
+        self._after_epoch_at = -1  # the last iteration whose `after_epoch` has begun
+
+    # --- saving -----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        state = {"iteration": trainer.iter - trainer._iter_is_ahead, **(self._left or self._now())}
+        if "storage" in state:
+            state |= self._end()
+        return state
+
+    def gather_random_states(self, hook: HookBase) -> None:
+        if self._trainer._hook_list.name_of(hook) in self._common_hooks:
+            self._gather_from_ranks()
+
+    def _gather_from_ranks(self) -> None:
+        self._random_states = self._moment(), gather_random_states()
+        self._trainer.storage.join_ranks()  # or lines after a resume would begin with rank 0's own
+
+    def _now(self) -> dict[str, Any]:
+        trainer, state = self._trainer, dict[str, Any]()
+        if hooks := trainer._hook_list.state_dict():
+            state["hooks"] = hooks
+        if hasattr(trainer, "storage"):  # without one, another trainer runs this one's steps
+            state["storage"] = trainer.storage.state_dict()
+            gathered_at, states = self._random_states
+            is_fresh = gathered_at == self._moment()
+            state["random_states"] = states if is_fresh else [get_random_state()]
+        if hook := self._owed_after_epoch():
+            state["left_at"] = {"point": "after_epoch", "hook": hook}
+        return state
+
+    def _moment(self) -> tuple[int, bool]:
+        return self._trainer.iter, self._trainer._iter_is_ahead
+
+    def _end(self) -> dict[str, Any]:
+        trainer, end = self._trainer, dict[str, Any]()
+        trainer._heed_early_stop()
+        if reasons := list(trainer._stopping.final_reasons):
+            is_made = not trainer._is_training
+            end["stopped"] = {"reasons": reasons, "is_made": is_made, "max_iter": trainer.max_iter}
+        is_over = not trainer._is_training and (reasons or trainer.iter >= trainer.max_iter)
+        is_left = trainer.failed or trainer.requeue or trainer._hook_list.has_failed
+        return {**end, "finished": bool(is_over and not is_left)}
+
+    def _owed_after_epoch(self) -> str:
+        """The first hook whose `after_epoch` of this iteration is yet to come; "" if none."""
+        trainer = self._trainer
+        calls = trainer._hook_list.calls["after_epoch"]
+        is_after_step = trainer._is_training and not trainer._iter_is_ahead
+        if not calls or not is_after_step or self._after_epoch_at == trainer.iter:
+            return ""
+        return trainer._hook_list.name_of(calls[0].hook) if trainer._ends_epoch() else ""
+
+    # --- going on ---------------------------------------------------------------------------
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved = {name: state_dict[name] for name in _KEPT if name in state_dict}
+
+    def begin(self, start_iter: int, max_iter: int) -> StopDecision:
+        """Open the storage of a run; returns what the saved one had decided on its end."""
+        saved = self._saved = self._saved if start_iter == self._trainer.iter + 1 else {}
+        self._trainer.storage = EventStorage(start_iter)
+        if "storage" in saved:
+            self._trainer.storage.load_state_dict(saved["storage"])
+        stopped = saved.get("stopped", {})
+        if max_iter > stopped.get("max_iter", max_iter):
+            stopped = {}  # the user wants to train it further
+        is_over = bool(stopped) or start_iter == max_iter
+        self.takes_up = (is_over and not saved.get("finished", True)) or "left_at" in saved
+        self._way_back, self._left = {}, {}
+        self._random_states, self._after_epoch_at = (None, []), -1
+        return StopDecision(stopped.get("reasons", ()), stopped.get("is_made", False))
+
+    def take_up(self) -> None:
+        """Restore the random states, which the start has used, and end the iteration that was left
+        in the middle."""
+        trainer, saved, self._saved = self._trainer, self._saved, {}
+        if not self._is_alone():
+            names = comm.all_gather([trainer._hook_list.name_of(hook) for hook in trainer._hooks])
+            self._common_hooks = set.intersection(*map(set, names))
+        if "random_states" in saved:
+            restore_random_states(saved["random_states"])
+        if left_at := saved.get("left_at"):
+            trainer.iter -= 1
+            trainer.storage.iter, trainer._iter_is_ahead = trainer.iter, False
+            if left_at["point"] == "after_step":
+                trainer._hook_list.run("after_step", first=left_at["hook"])
+                self.run_after_epoch()
+            else:
+                self.run_after_epoch(first=left_at["hook"])
+            trainer.iter += 1
+
+    def run_after_epoch(self, first: str = "") -> None:
+        trainer = self._trainer
+        if trainer._hook_list.calls["after_epoch"] and trainer._ends_epoch():
+            self._after_epoch_at = trainer.iter
+            trainer._hook_list.run("after_epoch", first=first)
+
+    # --- leaving ----------------------------------------------------------------------------
+
+    def end_steps(self) -> None:
+        """Keep the state, if it may be needed, before hooks do what only the end of a run does."""
+        if not self._is_alone():
+            self._gather_from_ranks()
+        if not self._left and (self._is_alone() or self._trainer.requeue):
+            state = self._now()
+            self._way_back = state if self._is_alone() else {}
+            self._left = state if self._trainer.requeue else {}
+
+    def begin_evaluation(self) -> None:
+        if self._trainer._is_training and self._is_alone():
+            self._way_back = self._now()
+
+    def end_evaluation(self) -> None:
+        if self._trainer._is_training:
+            self._way_back = {}
+
+    def leave_evaluation_if_asked(self) -> None:
+        if self._way_back and self._trainer._stopping.asks_requeue:
+            self._left, self._trainer._stopping.requeue = self._way_back, True
+            raise EvaluationLeft
+
+    @contextmanager
+    def leaving_evaluations(self) -> Iterator[None]:
+        """Let the steps end where an evaluation is left, and note where in the iteration it is."""
+        try:
+            yield
+        except EvaluationLeft as left:
+            if not self._trainer._iter_is_ahead:
+                if left.hook:
+                    self._left["left_at"] = {"point": left.point, "hook": left.hook}
+                self._trainer.iter += 1
+
+    def _is_alone(self) -> bool:
+        # Ranks would have to agree before each batch, so only a single one leaves an evaluation.
+        return comm.get_world_size() == 1

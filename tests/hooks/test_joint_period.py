@@ -1,0 +1,94 @@
+"""This file is also the program of the two processes: see `processes` and `work`."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch.distributed as dist
+
+from engine.hooks.joint_period import JointPeriod
+from engine.parallel import comm
+from engine.utils import periods
+
+
+class Clock:
+    """Iterations that take a second each on rank 0, and are told wrongly by other ranks' clocks."""
+
+    iter = 0
+
+    def epoch_of(self, iteration: int) -> int | None:
+        return iteration // 10
+
+    def seconds(self) -> float:
+        return self.iter * (1.0, 3.7)[comm.get_rank()]
+
+
+def due(spec: int | str, iterations: int) -> list[int]:
+    clock = Clock()
+    periods.monotonic = clock.seconds
+    period = JointPeriod(spec)
+    found = []
+    for clock.iter in range(iterations):
+        if period.is_due(clock):
+            found.append(clock.iter)
+    return found
+
+
+def work(rank: int, store: str) -> dict:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    seen = {str(spec): due(spec, 100) for spec in (30, "2 epoch", 0)}
+    asked, all_gather = [], comm.all_gather
+    comm.all_gather = lambda data: asked.append(data) or all_gather(data)
+    seen["time"] = due("100 s", 450)
+    seen["questions"] = len(asked)
+    dist.destroy_process_group()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """What `work` returned on rank 0 and on rank 1."""
+    store = str(tmp_path_factory.mktemp("periods") / "store")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), store],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [json.loads(output) for output in outputs]
+
+
+def test_time_is_that_of_rank_0_on_all_ranks(processes):
+    assert [process["time"] for process in processes] == [[100, 200, 300, 400]] * 2
+
+
+def test_ranks_talk_in_a_few_iterations_only(processes):
+    assert processes[0]["questions"] < 50
+
+
+@pytest.mark.parametrize(
+    ("spec", "iterations"), [("30", [29, 59, 89]), ("2 epoch", [19, 39, 59, 79, 99]), ("0", [])]
+)
+def test_iterations_and_epochs_are_as_ever(processes, spec, iterations):
+    assert [process[spec] for process in processes] == [iterations] * 2
+
+
+def test_alone_it_is_a_period(monkeypatch):
+    monkeypatch.setattr(periods, "monotonic", periods.monotonic)  # undoes what `due` replaces
+    assert due("100 s", 450) == [100, 200, 300, 400]
+
+
+if __name__ == "__main__":
+    print(json.dumps(work(int(sys.argv[1]), sys.argv[2])))

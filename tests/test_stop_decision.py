@@ -1,0 +1,242 @@
+"""A run of two processes stops on both together. This file is also their program: see `work`."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from engine import HookBase, SimpleTrainer, TrainerBase
+from engine.checkpoint import Checkpointer
+from engine.hooks import CallbackHook, EvalHook, PeriodicCheckpointer, StopOnSignal, TimeLimit
+from engine.parallel import comm, joint_flags
+from engine.stop_decision import StopDecision
+
+
+class Steps(TrainerBase):
+    """Talks to the other process in each step: a rank that goes on alone would wait for ever."""
+
+    def __init__(self, *hooks: HookBase) -> None:
+        super().__init__()
+        self.register_hooks(hooks)
+
+    def run_step(self) -> None:
+        comm.synchronize()
+
+
+class Gathering(PeriodicCheckpointer):
+    """Has the random states of both ranks saved."""
+
+    def after_step(self) -> None:
+        self.trainer.gather_random_states(self)
+        super().after_step()
+
+
+def work(rank: int, folder: Path) -> dict:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    joint_flags.SECONDS = 0  # ranks talk in each step
+
+    def stop_at(iteration: int, action) -> CallbackHook:
+        """Acts on rank 1 alone."""
+
+        def act(trainer: TrainerBase) -> None:
+            if rank == 1 and trainer.iter == iteration:
+                action(trainer)
+
+        return CallbackHook(after_step=act)
+
+    def end_of(*hooks: HookBase) -> dict:
+        evaluated = []
+        trainer = Steps(*hooks, EvalHook(0, lambda: evaluated.append(comm.all_gather(rank))))
+        trainer.train(0, 30)
+        return {
+            "iter": trainer.iter,
+            "requeue": trainer.requeue,
+            "reasons": trainer.stop_reasons,
+            "evaluated": len(evaluated),
+        }
+
+    def early_stop(trainer: TrainerBase) -> None:
+        trainer.storage.early_stop = True
+
+    def get_signal(trainer: TrainerBase) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    def stop(trainer: TrainerBase) -> None:
+        trainer.stop("enough")
+
+    def wait_long(trainer: TrainerBase) -> None:
+        time.sleep(0.1)
+
+    def stop_in_evaluation() -> EvalHook:
+        def evaluate() -> None:
+            if rank == 1:
+                trainer_of.trainer.stop("no time", requeue=True)
+            trainer_of.trainer.before_eval_step()
+            comm.synchronize()
+
+        trainer_of = EvalHook(5, evaluate, eval_after_train=False)
+        return trainer_of
+
+    seen = {
+        "nothing": end_of(),
+        "stop": end_of(stop_at(5, stop)),
+        "early_stop": end_of(stop_at(5, early_stop)),
+        "signal": end_of(stop_at(5, get_signal), StopOnSignal()),
+        "signal in the last step": end_of(stop_at(29, get_signal), StopOnSignal()),
+        "both": end_of(
+            stop_at(5, stop),
+            StopOnSignal(),
+            CallbackHook(after_step=lambda t: rank == 0 and t.iter == 5 and get_signal(t)),
+        ),
+        "time": end_of(TimeLimit("1s") if rank == 1 else CallbackHook()),
+        "in an evaluation": end_of(stop_in_evaluation()),
+        "before all": end_of(CallbackHook(before_train=stop)),
+        "a rank is slow": end_of(stop_at(5, stop), CallbackHook(before_step=wait_long)),
+        "resumed": resume(rank, folder),
+    }
+    dist.destroy_process_group()
+    return seen
+
+
+class Noisy(nn.Linear):
+    """Has dropout, and notes what it draws."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return super().forward(batch + torch.rand(1) + random.random()).square().mean()
+
+
+def resume(rank: int, folder: Path) -> dict:
+    """The weights of a run that went straight, and of runs that were left and resumed."""
+
+    def train(name: str, stop_at: int = -1) -> list[float]:
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Noisy(2, 1))
+        torch.manual_seed(rank)
+        random.seed(rank)
+        trainer = SimpleTrainer(
+            model, [torch.ones(4, 2)], torch.optim.SGD(model.parameters(), 0.01)
+        )
+        checkpointer = Checkpointer(model, folder / name, trainer=trainer)
+
+        def stop(trainer: TrainerBase) -> None:
+            if trainer.iter == stop_at:
+                if name == "killed":
+                    raise InterruptedError
+                if rank == 1:
+                    trainer.stop("no time", requeue=True)
+
+        trainer.register_hooks([CallbackHook(after_step=stop), Gathering(checkpointer, 4)])
+        trainer.iter = -1
+        comm.synchronize()
+        checkpointer.resume_or_load("")
+        try:
+            trainer.train(trainer.iter + 1, 12)
+        except InterruptedError:
+            checkpointer.wait()
+        comm.synchronize()
+        return [value for weight in model.parameters() for value in weight.flatten().tolist()]
+
+    straight = train("straight")
+    train("stopped", stop_at=5)
+    train("killed", stop_at=5)
+    return {"straight": straight, "stopped": train("stopped"), "killed": train("killed")}
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """What `work` returned on rank 0 and on rank 1."""
+    folder = tmp_path_factory.mktemp("stopping")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=100)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("case", "end"),
+    [
+        ("nothing", (30, False, 1)),
+        ("stop", (7, False, 1)),
+        ("early_stop", (7, False, 1)),
+        ("signal", (7, True, 0)),
+        ("signal in the last step", (30, True, 0)),
+        ("both", (7, True, 0)),
+        ("time", (2, True, 0)),
+        ("in an evaluation", (6, True, 0)),
+        ("before all", (1, False, 1)),
+        ("a rank is slow", (7, False, 1)),
+    ],
+)
+def test_what_one_rank_wants_both_do_a_step_later(processes, case, end):
+    for seen in processes:
+        assert (seen[case]["iter"], seen[case]["requeue"], seen[case]["evaluated"]) == end
+
+
+def test_each_rank_knows_its_own_reasons(processes):
+    assert processes[0]["stop"]["reasons"] == ["another process asked for it"]
+    assert processes[1]["stop"]["reasons"] == ["enough"]
+    assert processes[0]["both"]["reasons"] == ["SIGTERM received", "another process asked for it"]
+    assert processes[0]["nothing"]["reasons"] == processes[1]["nothing"]["reasons"] == []
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_each_rank_of_a_resumed_run_has_its_own_random_state(processes, end):
+    for seen in processes:
+        assert seen["resumed"][end] == seen["resumed"]["straight"]
+
+
+# --- a single process --------------------------------------------------------------------------
+
+
+def test_a_single_process_decides_at_once():
+    decision = StopDecision()
+    assert not decision.is_made()
+    decision.ask("enough", requeue=False)
+    assert decision.is_made()
+    decision.settle()
+    assert (decision.reasons, decision.final_reasons, decision.requeue) == (
+        ["enough"],
+        ["enough"],
+        False,
+    )
+
+
+def test_a_stop_that_asks_to_be_continued_is_not_for_good():
+    decision = StopDecision()
+    decision.ask("no time", requeue=True)
+    assert not decision.requeue  # until it is settled
+    decision.settle()
+    assert (decision.is_made(), decision.requeue, decision.final_reasons) == (True, True, [])
+
+
+def test_the_reasons_of_a_saved_run_hold():
+    decision = StopDecision(["enough"], is_made=True)
+    assert decision.is_made()
+    assert decision.final_reasons == ["enough"]
+
+
+if __name__ == "__main__":
+    print(json.dumps(work(int(sys.argv[1]), Path(sys.argv[2]))))
