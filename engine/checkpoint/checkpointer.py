@@ -5,27 +5,41 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
-from fvcore.common.checkpoint import _filter_reused_missing_keys, _IncompatibleKeys
+from fvcore.common.checkpoint import (
+    _filter_reused_missing_keys,
+    _IncompatibleKeys,
+    _strip_prefix_if_present,
+)
 from tabulate import tabulate
 from torch import nn
 
 from engine.checkpoint.background import BackgroundSaves
 from engine.checkpoint.finite import first_nonfinite, is_finite
+from engine.checkpoint.folder import (
+    delete_checkpoint,
+    is_listed,
+    rename_folder,
+    temporary_name,
+)
 from engine.checkpoint.manifest import Manifest
 from engine.checkpoint.matching import match_by_suffix
 from engine.checkpoint.plain import as_plain
+from engine.checkpoint.sharded import read_sharded, write_sharded
 from engine.parallel import comm
+from engine.parallel.fsdp import is_sharded, is_sharded_tensor, shard_like, tied_parameters
+from engine.parallel.joint_errors import joint_errors
 from engine.utils.files import PathManager, atomic_write
 
 _HEURISTICS = "?matching_heuristics=True"
-_BEGIN = time.time()
 
 
 class CheckpointError(ValueError):
@@ -40,8 +54,12 @@ class Checkpointer(FvcoreCheckpointer):
     main process saves, unless `save_to_disk` says otherwise. A path that ends in
     `?matching_heuristics=True` matches weights by the ends of their names.
 
+    A sharded model is saved by all ranks together as a folder `save_dir/NAME` under the same terms:
+    all of them call `save` and `load`, and what fails on one fails on all. A file or folder may be
+    loaded by any number of ranks, whether the model is sharded or not.
+
     With `background`, `save` returns when the state is copied (see `BackgroundSaves`), and a save
-    that fails is a warning; `wait` returns when all is written.
+    that fails is a warning; `wait` returns when all is written. Folders are written at once.
     """
 
     def __init__(
@@ -59,6 +77,7 @@ class Checkpointer(FvcoreCheckpointer):
         self.path_manager = PathManager
         self.logger = logging.getLogger(__name__)
         self.run = secrets.token_hex(8)
+        self._began = time.time()
         self._manifest = Manifest(save_dir)
         self._background = BackgroundSaves() if background else None
         # A mask may be infinite by intention. What becomes so in training is not.
@@ -73,16 +92,20 @@ class Checkpointer(FvcoreCheckpointer):
         then: Callable[[], None] | None = None,
         **extra: Any,
     ) -> None:
-        """Write `NAME.pth`; `tag_as_last` makes it the one that a resumed run starts from.
+        """Write `NAME.pth`, or the folder `NAME`; `tag_as_last` has a resumed run start from it.
 
-        `then` is called when the file is safe. A state with weights or optimizer moments that are
-        NaN or infinite is refused with a FloatingPointError: what was saved before stays.
+        `then` is called when it is safe, on the rank that has written the file or its folder's
+        list. A state with weights or optimizer moments that are NaN or infinite is refused with a
+        FloatingPointError: what was saved before stays.
         """
-        if not self.save_dir or not self.save_to_disk:
+        if not self.save_dir:
             return
-        state = {"model": self.model.state_dict()}
-        state |= {key: obj.state_dict() for key, obj in self.checkpointables.items()}
-        state |= extra
+        if is_sharded(self.model):
+            self._save_folder(os.path.join(self.save_dir, name), tag_as_last, then, extra)
+            return
+        if not self.save_to_disk:
+            return
+        state = self._collect(extra)
         path = os.path.join(self.save_dir, f"{name}.pth")
         write = partial(self._write, path, tag_as_last, then)
         self.logger.info("Saving checkpoint to %s", path)
@@ -106,31 +129,19 @@ class Checkpointer(FvcoreCheckpointer):
 
         Returns what else the file holds. Raises if no weight fits the model.
         """
-        self.wait()
-        self._loading = path
-        path = path.removesuffix(_HEURISTICS)
-        if path and not self.path_manager.isfile(path):
-            raise FileNotFoundError(
-                f"there is no checkpoint {path} (from the folder {os.getcwd()}); "
-                "check MODEL.WEIGHTS or the path that was given"
-            )
-        folder, name = os.path.split(path)
-        if path and (damage := Manifest(folder).damage(name)):
-            raise CheckpointError(
-                f"the checkpoint {path} cannot be loaded: it is damaged ({damage})"
-            )
-        return super().load(path, checkpointables)
+        return self._load(path, checkpointables, is_joint=is_sharded(self.model))
 
     def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
         """With `resume`, load the newest whole checkpoint of `save_dir` with all its states.
 
         Without, or where there is none, only the weights at `path`; "" leaves them as they are.
-        A damaged checkpoint is named in a warning, and the one before it is used.
+        A damaged checkpoint is named in a warning, and the one before it is used: by all ranks,
+        all of which must call this.
         """
-        candidates = self._newest_first() if resume else []
+        candidates = comm.all_gather(self._newest_first())[0] if resume else []
         for number, candidate in enumerate(candidates):
             try:
-                loaded = self.load(candidate)
+                loaded = self._load(candidate, None, is_joint=True)
             except (CheckpointError, FileNotFoundError) as error:
                 if number == len(candidates) - 1:
                     raise
@@ -151,16 +162,54 @@ class Checkpointer(FvcoreCheckpointer):
     def _write(
         self, path: str, tag_as_last: bool, then: Callable[[], None] | None, data: dict[str, Any]
     ) -> None:
-        if bad := first_nonfinite(data, self._unchecked):
-            raise FloatingPointError(f"{bad} is NaN or infinite")
-        self.path_manager.mkdirs(self.save_dir)
-        self._delete_leftovers()
-        name = os.path.basename(path)
-        iteration = data.get("iteration")
+        self._refuse_nonfinite(data)
+        self._tidy_folder()
         with atomic_write(path) as file:
             torch.save(data, file)
             file.flush()
-            self._manifest.announce(name, file.name, iteration=iteration, run=self.run)
+            self._announce(path, file.name, data)
+        self._settle(path, tag_as_last, then)
+
+    def _save_folder(
+        self, path: str, tag_as_last: bool, then: Callable[[], None] | None, extra: dict[str, Any]
+    ) -> None:
+        if not any(comm.all_gather(self.save_to_disk)):
+            return
+        is_main = comm.is_main_process()
+        self.logger.info("Saving checkpoint to %s", path)
+        with joint_errors():
+            state = self._collect(extra)
+            self._refuse_nonfinite(state)
+            if is_main:
+                self._tidy_folder()
+        written = comm.all_gather(temporary_name(path))[0]
+        try:
+            write_sharded(written, state, tied_parameters(self.model))
+            with joint_errors():
+                if is_main:
+                    self._announce(path, written, extra)
+                    if old := rename_folder(written, path):
+                        delete_checkpoint(old)
+                    self._settle(path, tag_as_last, then)
+        except BaseException:
+            if is_main:
+                shutil.rmtree(written, ignore_errors=True)
+            raise
+
+    def _collect(self, extra: dict[str, Any]) -> dict[str, Any]:
+        state = {"model": self.model.state_dict()}
+        return state | {k: obj.state_dict() for k, obj in self.checkpointables.items()} | extra
+
+    def _refuse_nonfinite(self, state: dict[str, Any]) -> None:
+        if bad := first_nonfinite(state, self._unchecked):
+            raise FloatingPointError(f"{bad} is NaN or infinite")
+
+    def _announce(self, path: str, written: str, state: dict[str, Any]) -> None:
+        name, iteration = os.path.basename(path), state.get("iteration")
+        self._manifest.announce(name, written, iteration=iteration, run=self.run)
+
+    def _settle(self, path: str, tag_as_last: bool, then: Callable[[], None] | None) -> None:
+        name = os.path.basename(path)
         self._manifest.settle(name)
         if tag_as_last:
             self.tag_last_checkpoint(name)
@@ -186,7 +235,8 @@ class Checkpointer(FvcoreCheckpointer):
         numbered = [
             (runs.get(name) == run, int(match[1]), os.path.join(self.save_dir, name))
             for name in os.listdir(self.save_dir)
-            if (match := re.fullmatch(r".*_(\d{7,})\.pth", name))
+            if (match := re.fullmatch(r".*_(\d{7,})(\.pth)?", name))
+            and (match[2] or name in runs or is_listed(os.path.join(self.save_dir, name)))
         ]
         paths = [path for *_, path in sorted(numbered, reverse=True)]
         return list(dict.fromkeys([tagged, *paths] if tagged else paths))
@@ -203,14 +253,57 @@ class Checkpointer(FvcoreCheckpointer):
         else:
             self.run = record["run"]
 
-    def _delete_leftovers(self) -> None:
-        """Delete the half-written files of processes that were killed before this one began."""
+    def _tidy_folder(self) -> None:
+        """Make the folder, and end what processes that were killed before this one have begun."""
+        self.path_manager.mkdirs(self.save_dir)
+        self._manifest.finish_renames()
         for path in glob.glob(os.path.join(glob.escape(self.save_dir), "*.tmp")):
-            if re.search(r"\.[0-9a-f]{8}\.tmp$", path) and os.path.getmtime(path) < _BEGIN:
-                os.remove(path)
+            if re.search(r"\.[0-9a-f]{8}\.tmp$", path) and os.path.getmtime(path) < self._began:
+                delete_checkpoint(path)
+
+    def _load(
+        self, path: str, checkpointables: list[str] | None, *, is_joint: bool
+    ) -> dict[str, Any]:
+        self.wait()
+        self._loading = path
+        path = path.removesuffix(_HEURISTICS).rstrip("/")
+        if not path:
+            self.logger.info("No checkpoint is given: the model starts from scratch")
+            return {}
+        self.logger.info("Loading %s", path)
+        share = slice(comm.get_rank(), None, comm.get_world_size()) if is_joint else slice(None)
+        with joint_errors() if is_joint else nullcontext():
+            checkpoint = self._read(path, share)
+        if (incompatible := self._load_model(checkpoint)) is not None:  # some override it
+            self._log_incompatible_keys(incompatible)
+        for key in self.checkpointables if checkpointables is None else checkpointables:
+            if key in checkpoint:
+                self.checkpointables[key].load_state_dict(checkpoint.pop(key))
+        return checkpoint
+
+    def _read(self, path: str, share: slice) -> dict[str, Any]:
+        """What a checkpoint holds; of its checksums, a share is compared."""
+        folder, name = os.path.split(path)
+        manifest = Manifest(folder)
+        found = manifest.locate(name)
+        if not os.path.isdir(found) and not self.path_manager.isfile(path):
+            raise FileNotFoundError(
+                f"there is no checkpoint {path} (from the folder {os.getcwd()}); "
+                "check MODEL.WEIGHTS or the path that was given"
+            )
+        if damage := manifest.damage(name, share):
+            raise CheckpointError(
+                f"the checkpoint {path} cannot be loaded: it is damaged ({damage})"
+            )
+        if os.path.isdir(found):
+            return self._load_file(found)
+        return self._load_file(self.path_manager.get_local_path(path))
 
     def _load_file(self, f: str) -> dict[str, Any]:
         try:
+            if os.path.isdir(f):
+                weights = self.model.state_dict().values()
+                return read_sharded(f, next(filter(is_sharded_tensor, weights), None))
             if f.endswith(".safetensors"):
                 from safetensors.torch import load_file
 
@@ -227,11 +320,16 @@ class Checkpointer(FvcoreCheckpointer):
         raise CheckpointError(f"the checkpoint {f} cannot be loaded: it holds no dict of weights")
 
     def _load_model(self, checkpoint: dict[str, Any]) -> _IncompatibleKeys:
-        names = list(self.model.state_dict())
+        wanted = self.model.state_dict()
+        names = list(wanted)
         if self._loading.endswith(_HEURISTICS):
             saved = checkpoint["model"]
             matches = match_by_suffix(list(saved), names)
             checkpoint["model"] = {matches.get(name, name): v for name, v in saved.items()}
+        _strip_prefix_if_present(checkpoint["model"], "module.")
+        for name in wanted.keys() & checkpoint["model"].keys():
+            if is_sharded_tensor(wanted[name]):
+                checkpoint["model"][name] = shard_like(checkpoint["model"][name], wanted[name])
         result = super()._load_model(checkpoint)
         unfit = {*result.missing_keys, *(name for name, *_ in result.incorrect_shapes)}
         if names and unfit >= set(names):

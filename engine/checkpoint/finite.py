@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from engine.parallel.fsdp import is_sharded_tensor
+
 
 def first_nonfinite(data: dict[str, Any], unchecked: Collection[str] = ()) -> str | None:
     """Name of the first tensor of the model, or of an optimizer anywhere, that is not finite.
@@ -22,9 +24,14 @@ def first_nonfinite(data: dict[str, Any], unchecked: Collection[str] = ()) -> st
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a tensor, if it is one of floats, holds neither NaN nor infinity."""
+    """Whether a tensor, if it is one of floats, holds neither NaN nor infinity.
+
+    Of a sharded one only this rank's part is looked at.
+    """
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return True
+    if is_sharded_tensor(value):
+        value = value.to_local()  # type: ignore[attr-defined]
     # A sum is quick and needs no memory; only where it is not finite are all elements looked at.
     return bool(value.sum(dtype=torch.float64).isfinite() or value.isfinite().all())
 

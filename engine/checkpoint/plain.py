@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch.serialization import get_safe_globals
 
+from engine.parallel.fsdp import is_sharded_tensor
+
 _PYTHON = {type(None), bool, int, float, complex, str}
 _PLAIN = _PYTHON | {torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, torch.Size}
 
@@ -21,7 +23,8 @@ def as_plain(value: Any, where: str, copy: CopyTensor | None = None) -> Any:
     `where` names the value in the error. Tensors are handed on as they are, or as what `copy`
     makes of them. What was declared with `torch.serialization.add_safe_globals` is handed on.
     """
-    if copy is not None and isinstance(value, torch.Tensor) and type(value) in _PLAIN:
+    is_tensor = isinstance(value, torch.Tensor)
+    if copy is not None and is_tensor and (type(value) in _PLAIN or is_sharded_tensor(value)):
         return copy(value, where)
     if type(value) in _PLAIN:
         return value

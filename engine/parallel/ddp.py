@@ -1,29 +1,47 @@
 """DistributedDataParallel around a model, where there is more than one process."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.parallel import comm
+from engine.utils.suggest import did_you_mean
+
+Compression = Literal["none", "fp16", "bf16"]
 
 
 def create_ddp_model(
-    model: nn.Module, *, fp16_compression: bool = False, **kwargs: Any
+    model: nn.Module,
+    *,
+    fp16_compression: bool = False,
+    compression: Compression = "none",
+    **kwargs: Any,
 ) -> nn.Module:
     """The model in DistributedDataParallel; the model itself in a run of one process.
 
-    `kwargs` are those of DistributedDataParallel. `fp16_compression` sends gradients as float16.
+    `kwargs` are those of DistributedDataParallel. Gradients are sent as float16 or bfloat16 where
+    `compression` says so; `fp16_compression` is detectron2's name for the first.
     """
+    if fp16_compression:
+        compression = "fp16"
+    if compression not in (known := get_args(Compression)):
+        raise ValueError(
+            f"the compression of gradients is {compression!r}, not one of {', '.join(known)}; "
+            f"{did_you_mean(compression, known)}"
+        )
     if comm.get_world_size() == 1:
         return model
     device = next(model.parameters()).device
     if device.type != "cpu":
         kwargs.setdefault("device_ids", [device])
+    elif compression == "bf16":
+        raise ValueError("on the CPU, gradients cannot be sent as bf16; use fp16 or none")
     wrapped = DistributedDataParallel(model, **kwargs)
-    if fp16_compression:
+    if compression != "none":
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        wrapped.register_comm_hook(torch.distributed.group.WORLD, default_hooks.fp16_compress_hook)
+        hook = getattr(default_hooks, f"{compression}_compress_hook")
+        wrapped.register_comm_hook(torch.distributed.group.WORLD, hook)
     return wrapped

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
+from engine.parallel.fsdp import is_sharded_tensor
+
 ClipBy = Literal["norm", "value"]
 ClipScope = Literal["model", "group", "parameter"]
 
@@ -57,7 +59,7 @@ class GradientClipper:
             groups = [parameters]
         elif self.scope == "parameter":
             groups = [[parameter] for parameter in parameters]
-        norms = [clip_grad_norm_(group, self.maximum, self.norm_type) for group in groups]
+        norms = [_clip_norm(group, self.maximum, self.norm_type) for group in groups]
         return _total_norm(norms, self.norm_type)
 
 
@@ -79,10 +81,27 @@ def build_gradient_clipper(cfg: CfgNode) -> GradientClipper | None:
     return GradientClipper(float(node.CLIP_VALUE), by, scope, float(node.NORM_TYPE))
 
 
+def _clip_norm(parameters: list[Tensor], maximum: float, norm_type: float) -> Tensor:
+    if not is_sharded_tensor(parameters[0].grad):
+        return clip_grad_norm_(parameters, maximum, norm_type)
+    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+    # Made whole in between, on the device where ranks can talk: weights may be offloaded.
+    norm = _whole(get_total_norm([p.grad for p in parameters if p.grad is not None], norm_type))
+    clip_grads_with_norm_(parameters, maximum, norm.to(parameters[0].device))
+    return norm
+
+
 def _total_norm(norms: list[Tensor] | tuple[Tensor, ...], norm_type: float) -> Tensor:
     """The norm of the whole from the norms of its parts, a plain tensor also for sharded ones."""
     norm = norms[0]
     if len(norms) > 1:
         stacked = torch.stack([part.to(norm.device) for part in norms])
         norm = torch.linalg.vector_norm(stacked, norm_type)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return _whole(norm)
+
+
+def _whole(norm: Tensor) -> Tensor:
+    if not is_sharded_tensor(norm):
+        return norm
+    return norm.to(norm.device_mesh.device_type).full_tensor()  # type: ignore[attr-defined]

@@ -98,6 +98,8 @@ def test_all_states_of_a_run_come_back(tmp_path, model, batches):
     before, after = trainer.state_dict(), resumed.state_dict()
     assert after.pop("iteration") == before.pop("iteration") == 6
     assert before.pop("storage")["notes"] == {"note": {"seen": 5}}
+    assert before.pop("finished")
+    assert len(before.pop("random_states")) == 1
     assert set(before["hooks"]) == {"LRScheduler", "EMAHook", "BestCheckpointer"}
     assert as_lists(after) == as_lists(before)
     assert as_lists(resumed.model.state_dict()) == as_lists(trainer.model.state_dict())

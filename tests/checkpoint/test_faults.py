@@ -24,7 +24,7 @@ class Faults:
             (os, "fsync"),
             (os, "replace"),
             (os, "remove"),
-            (files._RawFile, "write"),
+            (files.RawFile, "write"),
         ]:
             patch.setattr(owner, name, self._wrap(name, getattr(owner, name)))
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from engine.checkpoint import Checkpointer, CheckpointError
+from engine.checkpoint.folder import secure_file, write_listing
 from engine.checkpoint.manifest import Manifest
 
 
@@ -64,6 +65,46 @@ def test_a_process_that_dies_before_or_after_the_renaming_leaves_a_listed_file(t
     manifest.settle(path.name)
     path.write_bytes(b"old")
     assert manifest.damage(path.name) == "it has 3 bytes, and 5 were saved"
+
+
+def make_folder(path: Path, text: str) -> Path:
+    path.mkdir()
+    (path / "part").write_text(text)
+    write_listing(str(path), {"part": secure_file(str(path / "part"))})
+    return path
+
+
+def test_a_process_that_dies_while_a_folder_takes_the_name_of_another_loses_none(tmp_path):
+    manifest, path = Manifest(str(tmp_path)), tmp_path / "model_best"
+    new = make_folder(tmp_path / "model_best.00000000.tmp", "old")
+
+    def found() -> str:
+        assert manifest.damage("model_best") is None
+        return Path(manifest.locate("model_best"), "part").read_text()
+
+    manifest.announce("model_best", str(new))
+    assert found() == "old"  # it died before the first one had its name
+    manifest.finish_renames()
+    assert (path / "part").read_text() == "old"
+    manifest.settle("model_best")
+
+    new = make_folder(tmp_path / "model_best.11111111.tmp", "new")
+    manifest.announce("model_best", str(new))
+    assert found() == "old"
+    path.rename(tmp_path / "model_best.22222222.tmp")
+    assert found() == "new"  # here nothing has the name
+    manifest.finish_renames()
+    assert (path / "part").read_text() == found() == "new"
+    manifest.settle("model_best")
+    assert set(manifest.records()["model_best"]) == {"size", "sha256", "saved"}
+
+
+def test_another_folder_under_the_name_of_a_checkpoint_is_noticed(tmp_path):
+    manifest = Manifest(str(tmp_path))
+    manifest.announce("model", str(make_folder(tmp_path / "model", "saved")))
+    (tmp_path / "model").rename(tmp_path / "away")
+    make_folder(tmp_path / "model", "other")
+    assert manifest.damage("model") == "its checksum is not that of the file that was saved"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"checkpoint'])

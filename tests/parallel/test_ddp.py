@@ -19,14 +19,22 @@ def work(rank: int, store: str) -> dict:
     seen = {}
     for name, options in {
         "plain": {},
-        "compressed": {"fp16_compression": True},
+        "fp16": {"compression": "fp16"},
+        "detectron2's fp16": {"fp16_compression": True},
         "option": {"find_unused_parameters": True},
     }.items():
         torch.manual_seed(rank)  # DDP gives all ranks the weights of rank 0
         model = create_ddp_model(nn.Linear(1, 1, bias=False), **options)
         model(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
         seen[name] = model.module.weight.item(), model.module.weight.grad.item()
+        model.zero_grad()
+        model(torch.tensor([[1 / 3]])).sum().backward()
+        seen[f"{name} third"] = model.module.weight.grad.item()
         seen[f"{name} type"] = type(model).__name__, model.find_unused_parameters
+    try:
+        create_ddp_model(nn.Linear(1, 1), compression="bf16")
+    except ValueError as error:
+        seen["bf16"] = str(error)
     dist.destroy_process_group()
     return seen
 
@@ -56,7 +64,12 @@ def processes(tmp_path_factory):
 
 def test_alone_it_is_the_model_itself():
     model = nn.Linear(1, 1)
-    assert create_ddp_model(model, fp16_compression=True, broadcast_buffers=False) is model
+    assert create_ddp_model(model, compression="fp16", broadcast_buffers=False) is model
+
+
+def test_an_unknown_compression_is_refused():
+    with pytest.raises(ValueError, match=r"'fp61', not one of none, fp16, bf16; did you mean fp16"):
+        create_ddp_model(nn.Linear(1, 1), compression="fp61")
 
 
 @pytest.mark.slow
@@ -69,7 +82,15 @@ def test_two_processes_on_the_cpu_share_weights_and_gradients(processes):
 
 @pytest.mark.slow
 def test_gradients_may_be_sent_as_float16(processes):
-    assert [process["compressed"][1] for process in processes] == [2.0, 2.0]
+    assert [process["fp16"][1] for process in processes] == [2.0, 2.0]
+    assert [process["fp16 third"] for process in processes] == [0.333251953125] * 2
+    assert processes[0]["detectron2's fp16 third"] == processes[0]["fp16 third"]
+    assert processes[0]["plain third"] == pytest.approx(1 / 3, abs=1e-7)
+
+
+@pytest.mark.slow
+def test_gradients_of_the_cpu_cannot_be_sent_as_bfloat16(processes):
+    assert "cannot be sent as bf16; use fp16 or none" in processes[0]["bf16"]
 
 
 @pytest.mark.slow

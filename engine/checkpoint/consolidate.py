@@ -1,0 +1,67 @@
+"""A folder of shards as one file, in one process."""
+
+import os
+from typing import Any
+
+import torch
+
+from engine.checkpoint.checkpointer import CheckpointError
+from engine.checkpoint.manifest import Manifest
+from engine.checkpoint.sharded import read_sharded
+from engine.utils.files import atomic_write
+
+
+def consolidate_checkpoint(
+    folder: str, output: str, *, weights_only: bool = False, average: bool = False
+) -> None:
+    """Write a checkpoint that is a folder of shards as one file, .pth or .safetensors.
+
+    A .pth holds all that the folder does, or with `weights_only` the weights alone, as a
+    .safetensors always does. With `average` the weights are those that EMAHook has averaged, and
+    nothing else is written.
+    """
+    if not output.endswith((".pth", ".safetensors")):
+        raise ValueError(f"the output is {output!r}; it must end in .pth or .safetensors")
+    weights_only |= average or output.endswith(".safetensors")
+    parent, name = os.path.split(os.path.abspath(folder))
+    manifest = Manifest(parent)
+    if not os.path.isdir(found := manifest.locate(name)):
+        raise FileNotFoundError(f"{folder} is no folder: give a sharded checkpoint")
+    if damage := manifest.damage(name):
+        raise CheckpointError(f"the checkpoint {folder} is damaged: {damage}")
+
+    def is_wanted(where: str) -> bool:
+        is_average = average and "['average'][" in where
+        return not weights_only or where.startswith("model[") or is_average
+
+    state = read_sharded(found, is_wanted=is_wanted)
+    if average:
+        state["model"] = _averaged(state, folder)
+    if weights_only:
+        state = {"model": state["model"]}
+    os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+    with atomic_write(output) as file:
+        if output.endswith(".pth"):
+            torch.save(state, file)
+        else:
+            file.write(_as_safetensors(state["model"]))
+
+
+def _averaged(state: dict[str, Any], folder: str) -> dict[str, torch.Tensor]:
+    hooks = [one["hooks"] for one in state.values() if isinstance(one, dict) and "hooks" in one]
+    averages = [hook["average"] for one in hooks for hook in one.values() if "average" in hook]
+    if len(averages) != 1:
+        raise ValueError(f"{folder} holds {len(averages)} averages of the weights; 1 is needed")
+    weights = state["model"]
+    # By identity, as a weight may have two names and its average has one.
+    by_weight = {id(weights[name]): value for name, value in averages[0].items()}
+    return {name: by_weight.get(id(weight), weight) for name, weight in weights.items()}
+
+
+def _as_safetensors(weights: dict[str, torch.Tensor]) -> bytes:
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise ImportError("pip install 'train-engine[export]' to write .safetensors") from error
+    # Weights that share memory are refused, so each gets its own.
+    return save({name: weight.contiguous().clone() for name, weight in weights.items()})

@@ -1,0 +1,172 @@
+"""Fully sharded models: each process holds a part of every weight (torch's `fully_shard`)."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from engine.parallel import comm
+from engine.utils.suggest import did_you_mean
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def create_fsdp_model(
+    model: nn.Module,
+    *,
+    shard_classes: Sequence[str] = (),
+    param_dtype: str = "",
+    reduce_dtype: str = "",
+    reshard_after_forward: bool = True,
+    cpu_offload: bool = False,
+) -> nn.Module:
+    """Shard the model in place over all processes; a run of one process leaves it as it is.
+
+    Modules of `shard_classes` are gathered and freed one by one, the rest as one: name the class
+    of a model's blocks, such as "TransformerBlock". All ranks get the weights of rank 0. Build the
+    optimizer afterwards.
+    """
+    dtypes = _dtype(param_dtype), _dtype(reduce_dtype)
+    blocks = _modules_of(model, shard_classes)
+    if comm.get_world_size() == 1:
+        return model
+    _require_torch()
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    device = next(model.parameters()).device.type
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(device, (comm.get_world_size(),)),
+        "mp_policy": MixedPrecisionPolicy(*dtypes),
+        "reshard_after_forward": reshard_after_forward,
+    }
+    if cpu_offload and device != "cpu":
+        options["offload_policy"] = CPUOffloadPolicy()
+    tied = tied_parameters(model)
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+    for block in reversed(blocks):  # what is inside comes first
+        fully_shard(block, **options)
+    if model not in blocks:
+        if reshard_after_forward:  # not what the backward pass begins with: torch knows
+            del options["reshard_after_forward"]
+        fully_shard(model, **options)
+    if parted := set(tied) - set(tied_parameters(model)):
+        name = min(parted)
+        raise ValueError(
+            f"{name} and {tied[name]} share their memory and cannot be sharded apart: leave the "
+            f"classes of the modules that hold them out of SHARD_CLASSES {list(shard_classes)}"
+        )
+    return model
+
+
+def device_type_of(model: nn.Module) -> str:
+    """What kind of device the model computes on; parts of its weights may wait in host memory."""
+    parameter = next(model.parameters())
+    if is_sharded_tensor(parameter):
+        return parameter.device_mesh.device_type  # type: ignore[attr-defined]
+    return parameter.device.type
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `fully_shard` was applied to the model or a part of it."""
+    return any(hasattr(module, "set_requires_gradient_sync") for module in model.modules())
+
+
+def is_sharded_tensor(tensor: Any) -> bool:
+    """Whether this rank holds only a part of the tensor (a DTensor)."""
+    return hasattr(tensor, "full_tensor")
+
+
+def reshard(model: nn.Module) -> None:
+    """Free gathered weights, so that the next forward pass gathers what the shards hold by then.
+
+    To be called before shards are read or written: after an evaluation some are still gathered.
+    """
+    for module in model.modules():
+        if hasattr(module, "set_requires_gradient_sync"):
+            module.reshard()  # type: ignore[operator]
+
+
+def shard_like(value: Any, like: torch.Tensor) -> Any:
+    """This rank's part of a tensor that each rank has whole, cut as `like` is.
+
+    As it is where `like` is not sharded, or `value` is sharded already or no tensor of its shape.
+    """
+    if not is_sharded_tensor(like) or is_sharded_tensor(value) or not torch.is_tensor(value):
+        return value
+    if value.shape != like.shape:
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    spec = cast(DTensor, like)
+    return distribute_tensor(value, spec.device_mesh, spec.placements, src_data_rank=None)
+
+
+def shard_optimizer_state(
+    state_dict: dict[str, Any], optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """The state of an optimizer of whole parameters, for one whose parameters may be sharded."""
+    state = dict(state_dict["state"])
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    for number, parameter in enumerate(parameters):
+        if is_sharded_tensor(parameter) and number in state:
+            state[number] = {k: shard_like(v, parameter) for k, v in state[number].items()}
+    return {**state_dict, "state": state}
+
+
+def tied_parameters(model: nn.Module) -> dict[str, str]:
+    """For each further name of a parameter that has several, its first name."""
+    first: dict[nn.Parameter, str] = {}
+    tied = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(parameter, name) != name:
+            tied[name] = first[parameter]
+    return tied
+
+
+def missing_batches(model: Any, batches: int | None) -> int:
+    """How many batches less this rank has than the one with most, where that matters.
+
+    A sharded model computes on all ranks together: a rank that has no batch left must go on with
+    any. All ranks call it.
+    """
+    if not isinstance(model, nn.Module) or not is_sharded(model):
+        return 0
+    counts = comm.all_gather(batches)
+    known = [count for count in counts if count]
+    if len(known) < len(counts):
+        raise ValueError(
+            f"a sharded model computes on all ranks together, and their numbers of batches are "
+            f"{counts}: give each rank a loader with a length and at least one batch (more "
+            "samples, smaller batches or fewer processes)"
+        )
+    return max(known) - known[comm.get_rank()]
+
+
+def _modules_of(model: nn.Module, classes: Sequence[str]) -> list[nn.Module]:
+    there = {type(module).__name__ for module in model.modules()}
+    for name in classes:
+        if name not in there:
+            raise ValueError(
+                f"SHARD_CLASSES: the model has no module of a class {name!r}; "
+                f"{did_you_mean(name, there)} (there are: {', '.join(sorted(there))})"
+            )
+    return [module for module in model.modules() if type(module).__name__ in classes]
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    if name and name not in DTYPES:
+        raise ValueError(
+            f"{name!r} is not a precision for sharded weights: use {', '.join(DTYPES)} or '' for "
+            f"that of the model; {did_you_mean(name, DTYPES)}"
+        )
+    return getattr(torch, name) if name else None
+
+
+def _require_torch() -> None:
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
+        raise ImportError(f"sharded models need torch 2.7 or later, this is {torch.__version__}")

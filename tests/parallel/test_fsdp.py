@@ -1,0 +1,332 @@
+"""Sharded models. This file is also the program of two processes: see `processes` and `work`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine import SimpleTrainer
+from engine.evaluation import DatasetEvaluator, inference_on_dataset
+from engine.hooks import EMAHook, EvalHook, SafetensorsHook
+from engine.parallel import comm
+from engine.parallel.ddp import create_ddp_model
+from engine.parallel.fsdp import (
+    create_fsdp_model,
+    is_sharded,
+    missing_batches,
+    shard_like,
+    tied_parameters,
+)
+from engine.solver import GradientClipper
+
+Weights = dict[str, torch.Tensor]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, inputs):
+        return inputs + self.norm(self.linear(inputs)).tanh()
+
+
+class Net(nn.Module):
+    """Widths that two ranks cannot share evenly, and an output of which one rank has nothing."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(5), Block(5))
+        self.head = nn.Linear(5, 1)
+        if tied:
+            self.blocks[1].linear.weight = self.blocks[0].linear.weight
+
+    def forward(self, batch):
+        inputs, targets = batch
+        return {"loss_fit": (self.head(self.blocks(inputs)) - targets).square().mean()}
+
+
+def batches(number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(comm.get_rank())
+    return [
+        (torch.randn(4, 5, generator=generator), torch.randn(4, 1, generator=generator))
+        for _ in range(number)
+    ]
+
+
+class MeanLoss(DatasetEvaluator):
+    def reset(self):
+        self._losses = []
+
+    def process(self, inputs, outputs):
+        self._losses.append(outputs["loss_fit"].item())
+
+    def evaluate(self):
+        every = [loss for losses in comm.all_gather(self._losses) for loss in losses]
+        return {"loss": sum(every) / len(every), "batches": len(every)}
+
+
+def wrap(strategy: str, **options) -> nn.Module:
+    torch.manual_seed(comm.get_rank())  # all must get the weights of rank 0
+    if strategy == "ddp":
+        return create_ddp_model(Net(), **options)
+    return create_fsdp_model(Net(), shard_classes=["Block"], **options)
+
+
+def whole_weights(model: nn.Module) -> Weights:
+    model = getattr(model, "module", model)
+    return {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in model.state_dict().items()
+    }
+
+
+def train(model: nn.Module, steps: int, hooks=(), **options) -> SimpleTrainer:
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    trainer = SimpleTrainer(model, batches(3 * steps), optimizer, **options)
+    trainer.register_hooks(hooks)
+    trainer.train(0, steps)
+    return trainer
+
+
+def norms(trainer: SimpleTrainer) -> list[float]:
+    return [value for value, _ in trainer.storage.history("grad_norm").values()]
+
+
+def difference(first: Weights, second: Weights) -> float:
+    return max((value - second[name]).abs().max().item() for name, value in first.items())
+
+
+def compare_training() -> dict:
+    """How far weights and norms under the two strategies are apart."""
+    seen = {}
+    for name, steps, clipper in [
+        ("model norm", 50, GradientClipper(0.5)),
+        ("parameter norm", 5, GradientClipper(0.1, scope="parameter")),
+        ("value", 5, GradientClipper(0.1, by="value")),
+    ]:
+        ddp, fsdp = (train(wrap(how), steps, clip_gradients=clipper) for how in ("ddp", "fsdp"))
+        pairs = zip(norms(ddp), norms(fsdp), strict=True)
+        seen[name] = {
+            "weights": difference(whole_weights(ddp.model), whole_weights(fsdp.model)),
+            "norms": max(abs(a - b) for a, b in pairs),
+            "largest norm": max(norms(ddp)),
+        }
+    return seen
+
+
+def compare_averages() -> dict:
+    """Weights of runs that evaluate their average now and then, on uneven numbers of batches."""
+    results, weights, averages = [], [], []
+    for how in ("ddp", "fsdp"):
+        model, ema = wrap(how), EMAHook(0.9)
+
+        def evaluate(model=model):
+            result = inference_on_dataset(model, batches(3 - comm.get_rank()), MeanLoss())
+            results.append(result)
+            return result
+
+        trainer = train(model, 9, [ema, EvalHook(3, evaluate)])
+        weights.append(whole_weights(trainer.model))
+        averages.append(
+            {k: getattr(v, "full_tensor", lambda v=v: v)() for k, v in ema.average.items()}
+        )
+    half = len(results) // 2
+    return {
+        "weights": difference(*weights),
+        "averages": difference(*averages),
+        "average to weights": difference(weights[0], averages[0]),
+        "losses": [[r["loss"] for r in results[:half]], [r["loss"] for r in results[half:]]],
+        "batches": results[-1]["batches"],
+    }
+
+
+class CountReductions(TorchDispatchMode):
+    """Counts how often gradients are summed over the ranks."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += "reduce_scatter" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def count_reductions(accumulate: int) -> int:
+    """In one step."""
+    with CountReductions() as counted:
+        train(wrap("fsdp"), 1, accumulate=accumulate)
+    return counted.count
+
+
+def error_of(function) -> str:
+    try:
+        return f"returned {function()}"
+    except ValueError as error:
+        return str(error)
+
+
+def work(rank: int, folder: Path) -> dict:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    accumulated = [
+        whole_weights(train(wrap(how), 5, accumulate=3).model) for how in ("ddp", "fsdp")
+    ]
+    half = wrap("fsdp", param_dtype="bfloat16", reduce_dtype="float32")
+    train(half, 2)
+    compiled = wrap("fsdp")
+    compiled.compile(backend="eager")
+    train(compiled, 5)
+    exported = train(wrap("fsdp"), 2, [SafetensorsHook(str(folder))])
+    part = shard_like(torch.arange(25.0).view(5, 5), wrap("fsdp").blocks[0].linear.weight)
+    seen = {
+        "training": compare_training(),
+        "averages": compare_averages(),
+        "accumulated": difference(*accumulated),
+        "reductions": [count_reductions(1), count_reductions(3)],
+        "bfloat16": difference(whole_weights(half), whole_weights(exported.model)),
+        "dtypes": list({str(weight.dtype) for weight in half.state_dict().values()}),
+        "compiled": difference(
+            whole_weights(compiled), whole_weights(train(wrap("fsdp"), 5).model)
+        ),
+        "names": list(compiled.state_dict()) == list(Net().state_dict()),
+        "part": part.to_local().tolist(),
+        "exported": {k: v.tolist() for k, v in whole_weights(exported.model).items()},
+        "tied": error_of(lambda: create_fsdp_model(Net(tied=True), shard_classes=["Block"])),
+        "tied as one": tied_parameters(create_fsdp_model(Net(tied=True))),
+        "no batch": error_of(lambda: missing_batches(half, rank)),
+        "no length": error_of(lambda: missing_batches(half, None)),
+    }
+    dist.destroy_process_group()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fsdp")
+
+
+@pytest.fixture(scope="module")
+def processes(folder):
+    """What `work` returned on rank 0 and on rank 1."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=100)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+# --- one process -------------------------------------------------------------------------------
+
+
+def test_alone_the_model_stays_as_it_is():
+    model = Net()
+    assert create_fsdp_model(model, shard_classes=["Block"], cpu_offload=True) is model
+    assert not is_sharded(model)
+    assert missing_batches(model, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard_classes": ["Blok"]}, "no module of a class 'Blok'; did you mean Block?"),
+        ({"param_dtype": "bfloat"}, "'bfloat' is not a precision .* did you mean bfloat16"),
+        ({"reduce_dtype": "int8"}, "'int8' is not a precision for sharded weights: use float32"),
+    ],
+)
+def test_what_is_not_known_is_refused_with_the_nearest_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_fsdp_model(Net(), **options)
+
+
+def test_weights_with_two_names_are_found():
+    assert tied_parameters(Net()) == {}
+    assert tied_parameters(Net(tied=True)) == {"blocks.1.linear.weight": "blocks.0.linear.weight"}
+
+
+def test_a_tensor_is_cut_only_where_the_other_is():
+    tensor = torch.ones(3)
+    assert shard_like(tensor, torch.zeros(3)) is tensor
+
+
+# --- two processes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clipping", ["model norm", "parameter norm", "value"])
+def test_the_weights_and_norms_are_those_of_ddp(processes, clipping):
+    for seen in processes:
+        assert seen["training"][clipping]["weights"] < 1e-5
+        assert seen["training"][clipping]["norms"] < 1e-5
+        assert seen["training"][clipping]["largest norm"] > 0.6  # clipping had something to do
+
+
+def test_gradients_are_sent_once_a_step_however_many_batches_it_has(processes):
+    for seen in processes:
+        assert seen["reductions"] == [3, 3]  # two blocks, and the rest of the model
+        assert seen["accumulated"] < 1e-5
+
+
+def test_averages_and_uneven_evaluations_are_those_of_ddp(processes):
+    for seen in processes:
+        averages = seen["averages"]
+        assert averages["weights"] < 1e-5
+        assert averages["averages"] < 1e-5
+        assert averages["average to weights"] > 1e-3  # or nothing was tested
+        assert averages["losses"][1] == pytest.approx(averages["losses"][0], abs=1e-5)
+        assert averages["batches"] == 5
+
+
+def test_a_rank_without_a_batch_cannot_be_evaluated_on(processes):
+    for seen in processes:
+        assert "their numbers of batches are [0, 1]" in seen["no batch"]
+        assert "give each rank a loader with a length" in seen["no length"]
+
+
+def test_weights_that_are_computed_with_in_bfloat16_stay_in_float32(processes):
+    assert processes[0]["dtypes"] == ["torch.float32"]
+    assert 0 < processes[0]["bfloat16"] < 0.05
+
+
+def test_a_compiled_model_keeps_its_names_and_trains_alike(processes):
+    assert processes[0]["names"]
+    assert processes[0]["compiled"] < 1e-6
+
+
+def test_each_rank_takes_its_part_of_a_whole_tensor(processes):
+    whole = torch.arange(25.0).view(5, 5).tolist()
+    assert [seen["part"] for seen in processes] == [whole[:3], whole[3:]]
+
+
+def test_exported_weights_are_whole(processes, folder):
+    from safetensors.torch import load_file
+
+    exported = load_file(folder / "model_final.safetensors")
+    assert {k: v.tolist() for k, v in exported.items()} == processes[0]["exported"]
+
+
+def test_weights_that_share_memory_are_not_sharded_apart(processes):
+    assert "blocks.1.linear.weight and blocks.0.linear.weight share" in processes[0]["tied"]
+    assert processes[0]["tied as one"] == {"blocks.1.linear.weight": "blocks.0.linear.weight"}
+
+
+if __name__ == "__main__":
+    print(json.dumps(work(int(sys.argv[1]), Path(sys.argv[2]))))

@@ -1,0 +1,149 @@
+"""This file is also the program of the two processes: see `processes` and `work`."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from engine.config import get_cfg
+from engine.parallel.strategy import check_strategy, no_gradient_sync, prepare_model, wrap_model
+
+
+def config(*overrides):
+    cfg = get_cfg()
+    cfg.merge_from_list(overrides)
+    return cfg
+
+
+def build(*overrides) -> nn.Module:
+    cfg = config(*overrides)
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    return wrap_model(cfg, prepare_model(cfg, model))
+
+
+def work(rank: int, store: str) -> dict:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("engine").addHandler(handler)
+    seen = {
+        name: [cls.__name__ for cls in type(build("PARALLEL.STRATEGY", name)).__mro__]
+        for name in ("none", "ddp", "fsdp")
+    }
+    synced = build("PARALLEL.SYNC_BN", True)
+    seen["norm"] = type(synced.module[1]).__name__
+    compiled = config("COMPILE.ENABLED", True, "COMPILE.BACKEND", "eager")
+    ddp = wrap_model(compiled, nn.Linear(1, 1))
+    with no_gradient_sync(ddp):
+        ddp(torch.ones(1, 1) * rank).backward()
+    seen["own gradient"] = ddp.module.weight.grad.item()
+    ddp.zero_grad()
+    ddp(torch.ones(1, 1) * rank).backward()
+    seen["mean gradient"] = ddp.module.weight.grad.item()
+    dist.destroy_process_group()
+    return {**seen, "messages": messages}
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """What `work` returned on rank 0 and on rank 1."""
+    store = str(tmp_path_factory.mktemp("strategy") / "store")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), store],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [json.loads(output) for output in outputs]
+
+
+# --- one process -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["none", "ddp", "fsdp"])
+def test_alone_every_strategy_leaves_the_model_as_it_is(strategy):
+    model = build("PARALLEL.STRATEGY", strategy, "PARALLEL.SYNC_BN", True)
+    assert type(model) is nn.Sequential
+    assert type(model[1]) is nn.BatchNorm1d
+
+
+def test_an_unknown_strategy_is_refused_with_the_nearest_one():
+    with pytest.raises(ValueError, match=r"'fdsp', not one of none, ddp, fsdp; did you mean fsdp"):
+        check_strategy("fdsp")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("PARALLEL.DDP.COMPRESSION", "fp8"), ("PARALLEL.FSDP.SHARD_CLASSES", ["Block"])],
+)
+def test_wrong_arguments_of_a_strategy_are_refused_in_one_process_too(key, value):
+    strategy = key.split(".")[1].lower()
+    with pytest.raises(ValueError, match=f"{value}|Block"):
+        build("PARALLEL.STRATEGY", strategy, key, value)
+
+
+def test_a_compiled_model_keeps_its_names_and_gives_the_same():
+    torch.manual_seed(0)
+    plain = build()
+    torch.manual_seed(0)
+    compiled = build("COMPILE.ENABLED", True, "COMPILE.BACKEND", "aot_eager")
+    assert compiled._compiled_call_impl is not None
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+    inputs = torch.randn(3, 2)
+    for model in (plain, compiled):
+        model(inputs).sum().backward()
+    for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad)
+
+
+def test_the_gradients_of_a_plain_model_are_its_own_anyway():
+    model = nn.Linear(1, 1)
+    with no_gradient_sync(model):
+        model(torch.ones(1, 1)).backward()
+    assert model.weight.grad.item() == 1
+
+
+# --- two processes -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_model_is_wrapped_as_the_config_says(processes):
+    seen = processes[0]
+    assert seen["none"][0] == "Sequential"
+    assert seen["ddp"][0] == DistributedDataParallel.__name__
+    assert seen["fsdp"][:2] == ["FSDPSequential", "FSDPModule"]
+    assert "2 processes train 2 models" in seen["messages"][0]
+
+
+@pytest.mark.slow
+def test_on_the_cpu_batch_norm_stays_as_it_is_with_a_warning(processes):
+    assert processes[0]["norm"] == "BatchNorm1d"
+    assert "SyncBatchNorm does not run on the CPU" in processes[0]["messages"][1]
+
+
+@pytest.mark.slow
+def test_gradients_are_kept_on_their_rank_where_it_is_asked(processes):
+    assert [seen["own gradient"] for seen in processes] == [0, 1]
+    assert [seen["mean gradient"] for seen in processes] == [0.5, 0.5]
+
+
+if __name__ == "__main__":
+    print(json.dumps(work(int(sys.argv[1]), sys.argv[2])))
