@@ -103,6 +103,23 @@ def test_resume_after_overrides_continues_the_run(train_net, run_tool, config, t
     assert [json.loads(line)["iteration"] for line in lines][:20] == list(range(20))
 
 
+def test_a_run_out_of_time_asks_to_be_started_again_and_ends_as_if_it_had_had_more(
+    train_net, run_tool, config, tmp_path
+):
+    straight = tmp_path / "straight"
+    run_tool("train_net.py", "--config-file", config, f"OUTPUT_DIR={straight}")
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:  # a step is done, however late it is
+            train_net("TIME_LIMIT=1s", "--resume")
+        assert ended.value.code == 75
+    assert not (tmp_path / "out" / "results.json").exists()
+    text = train_net("--resume")
+    assert "Starting training from iteration 2" in text
+    for name, value in weights(straight).items():
+        assert torch.equal(weights(tmp_path / "out")[name], value)
+    assert results(tmp_path / "out") == results(straight)
+
+
 def test_resume_with_nothing_there_says_where_it_looked(train_net, tmp_path):
     text = train_net("SOLVER.MAX_ITER=1", "--resume")
     assert f"Nothing to resume: no checkpoint in {tmp_path / 'out'}" in text
@@ -162,6 +179,7 @@ def test_a_mistyped_key_is_one_message_and_exit_code_1(start_tool, config, tmp_p
         (["SOLVER.MAX_ITER"], ["SOLVER.MAX_ITER has no value"]),
         (["SOLVER.BASE_LRR=1", "--num-gpus", "2"], ["did you mean SOLVER.BASE_LR?"]),
         (["HOOKS", "[EMAHook]"], ["an entry of HOOKS"]),
+        (["TIME_LIMIT=soon"], ["TIME_LIMIT", "'3h50min'", "got 'soon'"]),
         (["MODEL.WEIGHTS=nowhere.pth"], ["FileNotFoundError", "nowhere.pth"]),
     ],
 )
