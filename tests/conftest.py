@@ -1,7 +1,10 @@
 import logging
+import os
+import random
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,27 @@ from engine.config import CfgNode, get_cfg
 torch.set_num_threads(1)  # the models of tests are too small for more
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+
+SLOW_SECONDS = float(os.environ.get("SLOW_SECONDS", 60))  # for all slow tests of a run together
+spent_on_slow = 0.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put slow tests last, in an order that changes from day to day: each has its turn."""
+    order = random.Random(date.today().isoformat())
+    places = {id(item): order.random() for item in items}
+    items.sort(key=lambda item: places[id(item)] if item.get_closest_marker("slow") else 0)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow") and spent_on_slow > SLOW_SECONDS:
+        pytest.skip("slow tests had their share of time; SLOW_SECONDS=inf runs all")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    global spent_on_slow
+    if "slow" in report.keywords:
+        spent_on_slow += report.duration
 
 
 class Regression(nn.Module):

@@ -1,14 +1,22 @@
 import json
 import logging
+import os
 import random
+import signal
 
 import numpy as np
 import pytest
 import torch
 
+from engine import DefaultTrainer
 from engine.config import LazyConfig, get_cfg
 from engine.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
-from engine.startup import default_argument_parser, default_setup, default_writers
+from engine.startup import (
+    check_space_for_checkpoints,
+    default_argument_parser,
+    default_setup,
+    default_writers,
+)
 
 pytestmark = pytest.mark.usefixtures("own_loggers")
 
@@ -31,6 +39,7 @@ def test_the_flags_have_detectron2s_names_and_defaults():
         "num_machines": 1,
         "machine_rank": 0,
         "dist_url": "auto",
+        "max_restarts": 0,
         "opts": [],
     }
 
@@ -103,6 +112,14 @@ def test_the_config_file_is_logged_as_it_is(digits_cfg, tmp_path, log_text):
     assert "SEED: 0  # a comment" in log_text()
 
 
+def test_crashes_and_stacks_that_are_asked_for_go_to_a_file(digits_cfg, tmp_path, log_text):
+    default_setup(digits_cfg(), {})
+    faults = tmp_path / "run" / "faults.txt"
+    assert f"`kill -USR2 {os.getpid()}` asks for, go to {faults}" in log_text()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert "test_crashes_and_stacks" in faults.read_text()
+
+
 def test_everything_random_is_seeded(digits_cfg):
     def draw(seed):
         default_setup(digits_cfg("SEED", seed), {})
@@ -160,3 +177,80 @@ def test_the_default_writers_are_the_console_json_and_tensorboard(tmp_path):
     assert [type(w) for w in writers] == [CommonMetricPrinter, JSONWriter, TensorboardXWriter]
     for writer in writers:
         writer.close()
+
+
+# --- free space ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def a_run():
+    """The config of a run with a state of 80 kB: a weight of 40 kB and its momentum."""
+    model = torch.nn.Linear(100, 100, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def check(folder, *overrides, **options):
+        cfg = get_cfg()
+        cfg.merge_from_list(["OUTPUT_DIR", str(folder), "SOLVER.MAX_ITER", 100, *overrides])
+        check_space_for_checkpoints(cfg, model, optimizer, **options)
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count"),
+    [
+        (["SOLVER.CHECKPOINT_PERIOD", 10], 12),
+        (["SOLVER.CHECKPOINT_PERIOD", "2 epoch"], 7),
+        (["SOLVER.CHECKPOINT_PERIOD", 10, "CHECKPOINT.KEEP_LAST", 2], 4),
+        (["SOLVER.CHECKPOINT_PERIOD", "10 min", "CHECKPOINT.KEEP_LAST", 3], 5),
+        (["SOLVER.CHECKPOINT_PERIOD", 50, "CHECKPOINT.BEST_METRIC", "+accuracy"], 5),
+    ],
+)
+def test_too_little_space_for_all_checkpoints_is_told_at_the_start(
+    small_disk, log, a_run, overrides, count
+):
+    a_run(small_disk, *overrides, epoch_length=10.0)
+    assert f"the {count} checkpoints to come will take about {count * 80} kB" in log.text
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["SOLVER.CHECKPOINT_PERIOD", 0],
+        ["SOLVER.CHECKPOINT_PERIOD", 10, "CHECKPOINT.KEEP_LAST", 1],
+        ["SOLVER.CHECKPOINT_PERIOD", "10 min"],
+    ],
+)
+def test_enough_space_is_not_worth_a_word(small_disk, log, a_run, overrides):
+    a_run(small_disk, *overrides)
+    assert log.records == []
+
+
+def test_checkpoints_that_are_there_already_need_no_space_in_a_resumed_run(small_disk, log, a_run):
+    for number in (9, 19, 29):
+        (small_disk / f"model_{number:07d}.pth").write_bytes(bytes(80_000))
+    keep_2 = ["SOLVER.CHECKPOINT_PERIOD", 10, "CHECKPOINT.KEEP_LAST", 2]
+    with pytest.raises(OSError, match="too little space for checkpoints: 1 of about 80 kB"):
+        a_run(small_disk, *keep_2, start_iter=30)
+    (small_disk / "model_0000009.pth").unlink()
+    a_run(small_disk, *keep_2, start_iter=30)
+    assert "the 2 checkpoints to come" in log.text
+
+
+def test_a_run_that_cannot_save_does_not_start(small_disk, a_run):
+    (small_disk / "others").write_bytes(bytes(200_000))
+    with pytest.raises(OSError, match="too little space for checkpoints: 2 of about 80 kB"):
+        a_run(small_disk)
+
+
+def test_the_default_trainer_looks_at_the_space_before_it_trains(small_disk, digits_cfg):
+    (small_disk / "others").write_bytes(bytes(290_000))
+    trainer = DefaultTrainer(digits_cfg("OUTPUT_DIR", str(small_disk), "MODEL.ARGS.hidden", 200))
+    with pytest.raises(OSError, match="too little space for checkpoints"):
+        trainer.train()
+
+
+def test_a_run_without_a_folder_saves_nothing_and_needs_no_space(a_run, log):
+    a_run("")
+    a_run("s3://bucket/run")
+    assert log.records == []
