@@ -30,9 +30,19 @@ from engine.evaluation import (
     verify_results,
 )
 from engine.events import EventWriter
+from engine.hooks.from_config import (
+    HOOK_REGISTRY,
+    build_early_stopping,
+    build_ema,
+    build_hook,
+    build_time_limit,
+    build_watchdog,
+)
 from engine.modeling import build_model, load_weights
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
+from engine.parallel.fsdp import is_sharded
+from engine.parallel.strategy import check_strategy, prepare_model, wrap_model
 from engine.predictor import DefaultPredictor
 from engine.simple_trainer import AMPTrainer, SimpleTrainer
 from engine.solver import (
@@ -42,12 +52,16 @@ from engine.solver import (
     param_group_table,
 )
 from engine.solver.scaling import lengths_in_iterations, scale_to_processes
-from engine.startup import default_argument_parser, default_setup, default_writers
+from engine.startup import (
+    check_space_for_checkpoints,
+    default_argument_parser,
+    default_setup,
+    default_writers,
+)
 from engine.train_loop import TrainerBase
 from engine.utils.analysis import model_summary, parameter_status_table
 from engine.utils.files import atomic_write
 from engine.utils.logger import setup_logger
-from engine.utils.registry import Registry, find
 
 __all__ = [
     "HOOK_REGISTRY",
@@ -60,14 +74,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-HOOK_REGISTRY = Registry("HOOK")
-"""Hooks that a config names in HOOKS, beside those of `engine.hooks`."""
-for _name in hooks.__all__:
-    if isinstance(getattr(hooks, _name), type) and issubclass(
-        getattr(hooks, _name), hooks.HookBase
-    ):
-        HOOK_REGISTRY.register(getattr(hooks, _name))
 
 
 class DefaultTrainer(TrainerBase):
@@ -93,12 +99,11 @@ class DefaultTrainer(TrainerBase):
         track_reads(cfg)
         self._refuse_unknown_test_sets(cfg)
         cfg = self.auto_scale_workers(cfg, comm.get_world_size())
-        model = self.build_model(cfg)
+        check_strategy(cfg.PARALLEL.STRATEGY)
+        model = prepare_model(cfg, self.build_model(cfg))
         optimizer = self.build_optimizer(cfg, model)
         data_loader = self.build_train_loader(cfg)
-        if cfg.PARALLEL.STRATEGY != "ddp":
-            raise ValueError(f"PARALLEL.STRATEGY must be 'ddp', got {cfg.PARALLEL.STRATEGY!r}")
-        model = create_ddp_model(model, **{k.lower(): v for k, v in cfg.PARALLEL.DDP.items()})
+        model = wrap_model(cfg, model)
         options = {
             "accumulate": cfg.SOLVER.ACCUMULATE,
             "clip_gradients": build_gradient_clipper(cfg),
@@ -133,25 +138,31 @@ class DefaultTrainer(TrainerBase):
     def train(self) -> dict[str, Any]:  # type: ignore[override]
         """Train to the end; returns the results of the last evaluation.
 
-        Ends the process with 1 if they are not those of TEST.EXPECTED_RESULTS.
+        Ends the process with 1 if they are not those of TEST.EXPECTED_RESULTS. If `requeue` is set
+        afterwards, the run was stopped by a signal or a time limit, and is to be resumed.
         """
-        is_finished = self.start_iter == self.max_iter
         super().train(self.start_iter, self.max_iter)
-        datasets = self.cfg.DATASETS
-        if datasets.VAL and (datasets.TEST or datasets.TEST_GROUPS) and not is_finished:
-            self.before_eval()  # hooks may have weights for evaluations
-            self.last_eval_results = self.test(self.cfg, self.model)
-            self.after_eval({})
         # Evaluators may give their results to the main process only.
-        if comm.is_main_process() and not is_finished:
+        if comm.is_main_process() and self.has_advanced and not self.requeue:
             verify_results(self.cfg, self.last_eval_results)
         return self.last_eval_results
 
     def before_train(self) -> None:
         self._trainer.start_data_at(self.start_iter)
         if self.cfg.ANALYSIS.ENABLED and comm.is_main_process():
-            logger.info(model_summary(self.model, next(iter(self.data_loader))))
+            if is_sharded(self.model):
+                logger.warning("ANALYSIS: the FLOPs of a sharded model cannot be counted")
+            else:
+                logger.info(model_summary(self.model, next(iter(self.data_loader))))
             logger.info("Parameters:\n%s", parameter_status_table(self.model))
+        if self.cfg.DEFAULT_HOOKS.PeriodicCheckpointer.ENABLED:
+            check_space_for_checkpoints(
+                self.cfg,
+                self.model,
+                self.optimizer,
+                start_iter=self.start_iter,
+                epoch_length=self.epoch_length,
+            )
         super().before_train()
         self._list_unread_keys()
 
@@ -192,13 +203,15 @@ class DefaultTrainer(TrainerBase):
         return [
             hooks.IterationTimer() if on["IterationTimer"] else None,
             hooks.LRScheduler() if on["LRScheduler"] else None,
-            self._build_ema_hook(),
+            build_ema(cfg),
             self._build_precise_bn_hook(),
             hooks.EvalHook(cfg.TEST.EVAL_PERIOD, evaluate) if on["EvalHook"] else None,
             self._build_best_checkpointer(),
-            self._build_early_stopping(),
-            hooks.PeriodicWriter(self.build_writers(), cfg.LOG_PERIOD)
-            if on["PeriodicWriter"] and is_main
+            build_early_stopping(cfg),
+            hooks.PeriodicWriter(
+                self.build_writers() if is_main else [], cfg.LOG_PERIOD, over_ranks=True
+            )
+            if on["PeriodicWriter"]
             else None,
             hooks.ProgressBar(cfg.LOG_PERIOD) if on["ProgressBar"] and is_main else None,
             hooks.PeriodicCheckpointer(
@@ -206,7 +219,10 @@ class DefaultTrainer(TrainerBase):
             )
             if on["PeriodicCheckpointer"]
             else None,
-            *map(_build_hook, cfg.HOOKS),
+            build_time_limit(cfg),
+            hooks.StopOnSignal() if on["StopOnSignal"] else None,
+            *map(build_hook, cfg.HOOKS),
+            build_watchdog(cfg),
         ]
 
     def build_writers(self) -> list[EventWriter]:
@@ -361,17 +377,19 @@ class DefaultTrainer(TrainerBase):
             logger.warning("Settings that nothing has read so far: %s", ", ".join(unread))
 
     def _evaluate(self) -> dict[str, Any]:
-        cfg = self.cfg
-        if cfg.DATASETS.VAL:
-            cfg = cfg.clone()
-            cfg.defrost()
-            cfg.DATASETS.TEST, cfg.DATASETS.TEST_GROUPS = cfg.DATASETS.VAL, CfgNode()
-        self.last_eval_results = self.test(cfg, self.model)
-        return self.last_eval_results
-
-    def _build_ema_hook(self) -> hooks.HookBase | None:
-        ema = self.cfg.EMA
-        return hooks.EMAHook(ema.DECAY, ema.START, ema.PERIOD, ema.BUFFERS) if ema.ENABLED else None
+        """Evaluate on the validation sets, if any, and at the end of the run on the test sets too;
+        returns what is to be stored."""
+        datasets = self.cfg.DATASETS
+        if not datasets.VAL:
+            self.last_eval_results = self.test(self.cfg, self.model)
+            return self.last_eval_results
+        cfg = self.cfg.clone()
+        cfg.defrost()
+        cfg.DATASETS.TEST, cfg.DATASETS.TEST_GROUPS = datasets.VAL, CfgNode()
+        results = self.last_eval_results = self.test(cfg, self.model)
+        if not self._is_training and (datasets.TEST or datasets.TEST_GROUPS):
+            self.last_eval_results = self.test(self.cfg, self.model)
+        return results
 
     def _build_precise_bn_hook(self) -> hooks.HookBase | None:
         precise_bn = self.cfg.TEST.PRECISE_BN
@@ -387,24 +405,6 @@ class DefaultTrainer(TrainerBase):
         return hooks.BestCheckpointer(
             cfg.TEST.EVAL_PERIOD, self.checkpointer, cfg.CHECKPOINT.BEST_METRIC
         )
-
-    def _build_early_stopping(self) -> hooks.HookBase | None:
-        stopping = self.cfg.EARLY_STOPPING
-        if not stopping.METRIC:
-            return None
-        return hooks.EarlyStopping(stopping.METRIC, stopping.PATIENCE, min_delta=stopping.MIN_DELTA)
-
-
-def _build_hook(settings: dict[str, Any]) -> hooks.HookBase:
-    """A hook from an entry of HOOKS: {NAME: EMAHook, START: 500, PRIORITY: NORMAL}."""
-    if not isinstance(settings, dict) or "NAME" not in settings:
-        raise ConfigError(f"an entry of HOOKS is {{NAME: …, and arguments}}, got {settings!r}")
-    arguments = {key.lower(): value for key, value in settings.items()}
-    priority = arguments.pop("priority", None)
-    hook = find(HOOK_REGISTRY, arguments.pop("name"))(**arguments)
-    if priority is not None:
-        hook.priority = hooks.Priority.parse(priority)
-    return hook
 
 
 def _precision(name: str) -> torch.dtype:

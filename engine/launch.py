@@ -1,15 +1,21 @@
-"""launch(): one function on many processes, on torch's elastic launcher."""
+"""launch(): one function on many processes, as a command line, torchrun or srun asks for it."""
 
 import os
-import uuid
+import sys
 from collections.abc import Callable
 from datetime import timedelta
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from engine.elastic import Exit, Job, LaunchError, run_processes
 from engine.parallel import comm
+from engine.parallel.cluster import Place, find_place
+from engine.parallel.device import BACKENDS, check_count, set_current_device
+from engine.parallel.network import find_interface, find_local_address, split_endpoint
+
+__all__ = ["DEFAULT_TIMEOUT", "LaunchError", "launch", "was_restarted"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -22,46 +28,105 @@ def launch(
     dist_url: str | None = None,
     args: tuple = (),
     timeout: timedelta = DEFAULT_TIMEOUT,
+    max_restarts: int = 0,
 ) -> Any:
     """Call `main_func(*args)` in `num_gpus_per_machine` processes on each machine.
 
     Without accelerators the processes compute on the CPU. Returns what rank 0 of this machine
-    returned. One process on one machine is this one, and so it is with 0 accelerators.
+    returned. One process on one machine is this one, and so it is with 0 accelerators. A process
+    that torchrun, srun or Kubernetes has started takes the place that they have given it.
+
+    `dist_url` is `host:port` of machine 0. When a process dies, all end (LaunchError), or are
+    started again up to `max_restarts` times: see `was_restarted`. `timeout` bounds every wait of
+    one process for another. Signals to stop are passed on to the processes, and an exit code that
+    they end with on request (75: start me again) is the one of this program.
     """
-    if num_gpus_per_machine * num_machines <= 1:
+    if place := find_place(os.environ):
+        flags = {
+            "--num-machines": (num_machines, 1, place.num_machines),
+            "--machine-rank": (machine_rank, 0, place.machine_rank),
+            "--dist-url": ((dist_url or "auto").removeprefix("tcp://"), "auto", place.master),
+        }
+        # A task of srun that has a machine to itself may start the processes there.
+        is_launcher = place.given_by == "srun" and place.local_size == 1
+        if not (is_launcher and (num_gpus_per_machine > 1 or max_restarts)):
+            flags["--num-gpus"] = (num_gpus_per_machine, 1, place.local_size)
+            flags["--max-restarts"] = (max_restarts, 0, 0)
+            _refuse_contradictions(place, flags)
+            return _call_at(place, main_func, args, timeout)
+        _refuse_contradictions(place, flags)
+        num_machines, machine_rank, dist_url = place.num_machines, place.rank, place.master
+    if num_gpus_per_machine * num_machines <= 1 and not max_restarts:
         return main_func(*args)
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    check_count(num_gpus_per_machine)
+    host, port, address = _find_machine_0(num_machines, machine_rank, dist_url)
+    with TemporaryDirectory(prefix="engine_launch_") as folder:
+        job = Job(
+            main_func=main_func,
+            args=args,
+            num_processes=max(1, num_gpus_per_machine),
+            num_machines=num_machines,
+            machine_rank=machine_rank,
+            host=host,
+            port=port,
+            address=address,
+            timeout=timeout,
+            max_restarts=max_restarts,
+            folder=folder,
+        )
+        results = run_processes(job)
+    if stopped := next((end for end in results if isinstance(end, Exit)), None):
+        sys.exit(stopped.code)
+    return results[0]
 
-    endpoint = "localhost:0"
-    if num_machines > 1:
-        if dist_url in (None, "auto"):
-            raise ValueError("--dist-url host:port of machine 0 is needed with --num-machines > 1")
-        endpoint = dist_url.removeprefix("tcp://")
-    config = LaunchConfig(
-        min_nodes=num_machines,
-        max_nodes=num_machines,
-        nproc_per_node=num_gpus_per_machine,
-        run_id=str(uuid.uuid4()) if num_machines == 1 else endpoint,
-        rdzv_backend="c10d",
-        rdzv_endpoint=endpoint,
-        rdzv_configs={"is_host": machine_rank == 0} if num_machines > 1 else {},
-        max_restarts=0,
-        monitor_interval=0.1,
-        start_method="spawn",
-    )
-    results = elastic_launch(config, _run_worker)(main_func, args, timeout)
-    return results[min(results)]
+
+def was_restarted() -> bool:
+    """Whether the launcher has started this run again, so that it should resume. Ask on all ranks.
+
+    Some ranks may be new, because their machine is: if any was restarted, all of them were.
+    """
+    return any(comm.all_gather(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0))
 
 
-def _run_worker(main_func: Callable[..., Any], args: tuple, timeout: timedelta) -> Any:
-    local_rank = int(os.environ["LOCAL_RANK"])
-    has_cuda = torch.cuda.is_available()
-    if has_cuda:
-        torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl" if has_cuda else "gloo", init_method="env://", timeout=timeout)
-    try:
-        comm.create_local_process_group(int(os.environ["LOCAL_WORLD_SIZE"]))
-        comm.synchronize()
-        return main_func(*args)
-    finally:
-        dist.destroy_process_group()
+def _find_machine_0(
+    num_machines: int, machine_rank: int, dist_url: str | None
+) -> tuple[str, int, str]:
+    """Host and port of machine 0, and the address at which it can reach this machine."""
+    if not 0 <= machine_rank < num_machines:
+        raise ValueError(
+            f"--machine-rank {machine_rank}: {num_machines} machine(s) have the numbers 0 to "
+            f"{num_machines - 1}"
+        )
+    if num_machines == 1:
+        return "localhost", 0, "localhost"
+    if dist_url is None or dist_url == "auto":
+        raise ValueError("--dist-url host:port of machine 0 is needed with --num-machines > 1")
+    host, port = split_endpoint(dist_url)
+    return host, port, find_local_address(host, port)
+
+
+def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: timedelta) -> Any:
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    os.environ.update(place.environment())
+    if place.num_machines > 1:
+        address = find_local_address(*split_endpoint(place.master))
+        if interface := find_interface(address):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    backend = BACKENDS[set_current_device(place.local_rank)]
+    dist.init_process_group(backend, init_method="env://", timeout=timeout)
+    comm.create_local_process_group(place.local_size)
+    comm.synchronize()
+    result = record(main_func)(*args)  # torchrun's summary then has the traceback
+    dist.destroy_process_group()
+    return result
+
+
+def _refuse_contradictions(place: Place, flags: dict[str, tuple[Any, Any, Any]]) -> None:
+    """Flags are as they are by default, or say what torchrun or srun says."""
+    for flag, (given, default, expected) in flags.items():
+        if given not in (default, expected):
+            raise ValueError(
+                f"{flag} {given} contradicts {place.given_by}: there it is {expected}; leave the "
+                "flag away, or start without torchrun and srun"
+            )

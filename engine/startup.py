@@ -10,11 +10,16 @@ import time
 from typing import Any
 
 import torch
+from torch import nn
 
 from engine.config import CfgNode, track_reads
 from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from engine.parallel import comm
+from engine.parallel.device import kind_and_backend
+from engine.solver.schedules import to_iterations
+from engine.utils.disk import check_free_space, state_size
 from engine.utils.environment import collect_env_info, git_state, seed_all_rng
+from engine.utils.faults import report_faults_to
 from engine.utils.files import PathManager, atomic_write
 from engine.utils.logger import setup_logger
 
@@ -42,11 +47,16 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     parser.add_argument("--config-file", default="", metavar="FILE", help="a YAML config")
     parser.add_argument("--resume", action="store_true", help="go on from OUTPUT_DIR's checkpoint")
     parser.add_argument("--eval-only", action="store_true", help="evaluate, do not train")
-    parser.add_argument("--num-gpus", type=int, default=1, help="processes on this machine")
+    parser.add_argument(
+        "--num-gpus", type=int, default=1, help="processes on this machine; on the CPU without GPUs"
+    )
     parser.add_argument("--num-machines", type=int, default=1, help="machines in all")
     parser.add_argument("--machine-rank", type=int, default=0, help="number of this machine")
     parser.add_argument(
         "--dist-url", default="auto", help="host:port of machine 0; auto on one machine"
+    )
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, help="times to go on after a process has died"
     )
     parser.add_argument(
         "opts",
@@ -72,10 +82,16 @@ def default_setup(cfg: Any, args: Any) -> None:
     comm.synchronize()
     for name in ("fvcore", "engine"):
         setup_logger(output_dir or None, rank, name=name)
+    if output_dir and "://" not in output_dir:
+        faults = os.path.join(output_dir, "faults.txt" if rank == 0 else f"faults.txt.rank{rank}")
+        report_faults_to(faults)
+        logger.info("Crashes, and what `kill -USR2 %d` asks for, go to %s", os.getpid(), faults)
     threads = _get(cfg, "THREADS", "threads", 0)
     if threads:
         torch.set_num_threads(threads)
     logger.info("Rank %d of %d", rank, comm.get_world_size())
+    if comm.get_world_size() > 1:
+        logger.info("The processes compute on %s and meet through %s", *kind_and_backend())
     logger.info("Environment:\n%s", collect_env_info())
     logger.info("Command line: %s", shlex.join(sys.argv))
     if getattr(args, "config_file", ""):
@@ -101,6 +117,48 @@ def default_writers(output_dir: str, max_iter: int | None = None) -> list[EventW
         JSONWriter(os.path.join(output_dir, "metrics.json")),
         TensorboardXWriter(output_dir),
     ]
+
+
+def check_space_for_checkpoints(
+    cfg: CfgNode,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    start_iter: int = 0,
+    epoch_length: float | None = None,
+) -> None:
+    """Refuse to start where two checkpoints do not fit in OUTPUT_DIR; warn where not all will.
+
+    All ranks call it, so that an error is one on all of them.
+    """
+    problem: OSError | None = None
+    if comm.is_main_process() and cfg.OUTPUT_DIR and "://" not in cfg.OUTPUT_DIR:
+        os.makedirs(cfg.OUTPUT_DIR, exist_ok=True)
+        there = 0
+        if start_iter > 0:
+            there = sum(name.endswith(".pth") for name in os.listdir(cfg.OUTPUT_DIR))
+        size = state_size(model, optimizer, averages=cfg.EMA.ENABLED)
+        count = _count_checkpoints(cfg, epoch_length) - there
+        try:
+            check_free_space(cfg.OUTPUT_DIR, size, count, least=1 if there else 2)
+        except OSError as error:
+            problem = error
+    problem = comm.all_gather(problem)[0]
+    if problem is not None:
+        raise problem
+
+
+def _count_checkpoints(cfg: CfgNode, epoch_length: float | None) -> int:
+    """How many files a run has at most at a time: those kept, and one that is being written."""
+    try:
+        period = to_iterations(cfg.SOLVER.CHECKPOINT_PERIOD, epoch_length)
+        periodic = cfg.SOLVER.MAX_ITER // period if period > 0 else 0
+    except ValueError:  # one in time: nobody knows how many it will be
+        periodic = max(cfg.CHECKPOINT.KEEP_LAST, 1)
+    if cfg.CHECKPOINT.KEEP_LAST:
+        periodic = min(periodic, cfg.CHECKPOINT.KEEP_LAST)
+    is_best_kept, final, in_writing = bool(cfg.CHECKPOINT.BEST_METRIC), 1, 1
+    return periodic + is_best_kept + final + in_writing
 
 
 def _get(cfg: Any, key: str, lazy_key: str, default: Any) -> Any:

@@ -3,19 +3,21 @@
 import json
 import operator
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from engine import launch
+from engine.launch import was_restarted
 from engine.parallel import comm
 
 
 def work(folder: str) -> dict:
     """Trains on two processes; returns, on each, what both saw."""
-    import torch
-
     from engine.config import get_cfg
     from engine.defaults import DefaultTrainer, default_setup
 
@@ -135,15 +137,79 @@ def test_a_batch_that_cannot_be_split_evenly_is_refused(two_processes):
     assert "16" in message
 
 
-@pytest.mark.slow
-def test_the_error_of_a_rank_reaches_the_caller():
-    failed = run_this_file("fail")
-    assert failed.returncode == 1
-    assert "ZeroDivisionError" in failed.stderr
+def test_two_processes_say_that_they_compute_on_the_cpu(two_processes):
+    _, folder = two_processes
+    text = (folder / "out" / "log.txt").read_text()
+    assert torch.cuda.is_available() or "compute on cpu and meet through gloo" in text
+
+
+def test_machines_are_numbered_from_0():
+    with pytest.raises(ValueError, match=r"--machine-rank 2: .* numbers 0 to 1"):
+        launch(operator.add, 2, num_machines=2, machine_rank=2, dist_url="127.0.0.1:29500")
+
+
+# --- under torchrun and srun ----------------------------------------------------------------
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    """Makes this process rank 0 of 1, as torchrun would."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    variables = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    for name, value in {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    return f"127.0.0.1:{port}"
+
+
+def test_under_torchrun_the_function_runs_in_this_process_and_its_group(torchrun):
+    seen = launch(lambda: (os.getpid(), dist.get_backend(), comm.get_local_size()), 1)
+    assert seen == (os.getpid(), dist.get_default_backend_for_device("cpu"), 1)
+    assert not dist.is_initialized()
+
+
+def test_flags_that_say_what_torchrun_says_are_fine(torchrun):
+    assert launch(operator.add, 1, 1, 0, f"tcp://{torchrun}", (2, 3)) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"num_gpus_per_machine": 4}, "--num-gpus 4 contradicts .* there it is 1"),
+        ({"num_machines": 2}, "--num-machines 2 contradicts .* there it is 1"),
+        ({"machine_rank": 1}, "--machine-rank 1 contradicts .* there it is 0"),
+        ({"dist_url": "10.0.0.1:29500"}, "--dist-url 10.0.0.1:29500 contradicts .* 127.0.0.1:"),
+        ({"max_restarts": 3}, "--max-restarts 3 contradicts .* there it is 0"),
+    ],
+)
+def test_flags_that_contradict_torchrun_are_refused(torchrun, flags, message):
+    with pytest.raises(ValueError, match=message):
+        launch(operator.add, **{"num_gpus_per_machine": 1, "args": (2, 3), **flags})
+    assert not dist.is_initialized()
+
+
+def test_flags_that_contradict_srun_are_refused(monkeypatch):
+    step = {"JOB_ID": "7", "STEP_NUM_TASKS": "2", "STEP_TASKS_PER_NODE": "1(x2)", "PROCID": "1"}
+    for name, value in {**step, "STEP_NODELIST": "n[1-2]", "LOCALID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(ValueError, match="--num-machines 3 contradicts srun: there it is 2"):
+        launch(operator.add, 8, num_machines=3, args=(2, 3))
+
+
+def test_the_error_of_a_function_under_torchrun_comes_out_as_it_is(torchrun):
+    try:
+        with pytest.raises(ZeroDivisionError):
+            launch(operator.truediv, 1, args=(1, 0))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_run_that_torchrun_has_restarted_knows_it(monkeypatch):
+    assert not was_restarted()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert was_restarted()
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "fail":
-        launch(operator.truediv, 2, args=(1, 0))
-    else:
-        print(json.dumps(launch(work, 2, args=(sys.argv[1],))))
+    print(json.dumps(launch(work, 2, args=(sys.argv[1],))))

@@ -17,7 +17,7 @@ from engine.events.storage import EventStorage
 
 RANKS = (2, 8, 64, 512, 4096)
 TIMES = ("time", "data_time")
-FLAGS = 2  # bytes
+FLAGS = 3  # bytes
 RANDOM_STATE = 16_164  # bytes of one rank, pickled
 
 

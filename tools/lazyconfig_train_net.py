@@ -8,6 +8,7 @@ The config defines `model`, `optimizer`, `lr_multiplier`, `dataloader` and `trai
 """
 
 import argparse
+import sys
 import weakref
 from typing import Any
 
@@ -26,6 +27,8 @@ from engine import (
 from engine.checkpoint import Checkpointer
 from engine.config import LazyConfig, instantiate
 from engine.evaluation import inference_on_dataset, print_csv_format
+from engine.hooks.stopping import REQUEUE_EXIT_CODE
+from engine.launch import was_restarted
 from engine.parallel import comm
 from engine.parallel.device import choose_device
 
@@ -45,19 +48,23 @@ def do_train(cfg: Any, resume: bool) -> None:
     trainer_class = AMPTrainer if cfg.train.amp.enabled else SimpleTrainer
     trainer = trainer_class(model, instantiate(cfg.dataloader.train), optimizer)
     checkpointer = Checkpointer(model, cfg.train.output_dir, trainer=weakref.proxy(trainer))
-    writers = default_writers(cfg.train.output_dir, cfg.train.max_iter)
+    is_main = comm.is_main_process()
+    writers = default_writers(cfg.train.output_dir, cfg.train.max_iter) if is_main else []
     trainer.register_hooks(
         [
             hooks.IterationTimer(),
             hooks.LRScheduler(scheduler=instantiate(cfg.lr_multiplier)),
             hooks.EvalHook(cfg.train.eval_period, lambda: do_test(cfg, model)),
-            hooks.PeriodicWriter(writers, cfg.train.log_period) if comm.is_main_process() else None,
+            hooks.PeriodicWriter(writers, cfg.train.log_period, over_ranks=True),
             hooks.PeriodicCheckpointer(checkpointer, **cfg.train.checkpointer),
+            hooks.StopOnSignal(),
         ]
     )
     trainer.iter = -1  # the last finished iteration, unless a checkpoint knows better
     checkpointer.resume_or_load(cfg.train.init_checkpoint, resume=resume)
     trainer.train(trainer.iter + 1, cfg.train.max_iter)
+    if trainer.requeue:
+        sys.exit(REQUEUE_EXIT_CODE)  # stopped by a signal: start it again, with --resume
 
 
 def main(args: argparse.Namespace) -> None:
@@ -69,7 +76,7 @@ def main(args: argparse.Namespace) -> None:
         checkpointer.resume_or_load(cfg.train.init_checkpoint, resume=args.resume)
         do_test(cfg, model)
     else:
-        do_train(cfg, args.resume)
+        do_train(cfg, args.resume or was_restarted())
 
 
 if __name__ == "__main__":
@@ -81,4 +88,5 @@ if __name__ == "__main__":
         machine_rank=args.machine_rank,
         dist_url=args.dist_url,
         args=(args,),
+        max_restarts=args.max_restarts,
     )

@@ -4,8 +4,12 @@
     python tools/train_net.py --config-file configs/digits/cnn.yaml
     python tools/train_net.py --config-file configs/digits/cnn.yaml SOLVER.BASE_LR 0.02 --resume
     python tools/train_net.py --config-file … --eval-only MODEL.WEIGHTS=output/model_final.pth
+    python tools/train_net.py --config-file … --num-gpus 8 --max-restarts 3
+    torchrun --nproc-per-node 8 tools/train_net.py --config-file …
 
 The config names its trainer (`TRAINER: package.module:Class`), so one script serves all projects.
+Ends with 0 when the run is complete, with 75 when a signal or TIME_LIMIT stopped it and it is to be
+resumed, and with 1 after an error.
 """
 
 import argparse
@@ -17,6 +21,8 @@ from engine import launch
 from engine.config import CfgNode, ConfigError, config_template, get_cfg
 from engine.defaults import DefaultTrainer, default_argument_parser, default_setup
 from engine.evaluation import verify_results
+from engine.hooks.stopping import REQUEUE_EXIT_CODE
+from engine.launch import LaunchError, was_restarted
 from engine.parallel import comm
 from engine.utils.registry import locate
 
@@ -43,8 +49,11 @@ def main(args: argparse.Namespace) -> Any:
             verify_results(cfg, results)
         return results
     trainer = trainer_class(cfg)
-    trainer.resume_or_load(resume=args.resume)
-    return trainer.train()
+    trainer.resume_or_load(resume=args.resume or was_restarted())
+    results = trainer.train()
+    if trainer.requeue:
+        sys.exit(REQUEUE_EXIT_CODE)  # tells a scheduler to start this again, with --resume
+    return results
 
 
 if __name__ == "__main__":
@@ -66,6 +75,13 @@ if __name__ == "__main__":
             machine_rank=args.machine_rank,
             dist_url=args.dist_url,
             args=(args,),
+            max_restarts=args.max_restarts,
         )
-    except (ConfigError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+    except (
+        ConfigError,
+        LaunchError,
+        FileNotFoundError,
+        NotADirectoryError,
+        PermissionError,
+    ) as error:
         sys.exit(f"{type(error).__name__}: {error}")

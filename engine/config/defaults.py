@@ -29,6 +29,9 @@ _C.THREADS = 0
 _C.LOG_PERIOD = Period(20)
 # How often a model draws pictures while it trains: iterations, "2 epoch", "10 min"; 0 is never.
 _C.VIS_PERIOD = Period(0)
+# Time after which the run stops, saved and to be resumed: "3h50min", "90 min", "02:30:00"; "" is no
+# limit. It counts from the start of the process, and leaves room for a last step and its save.
+_C.TIME_LIMIT = ""
 # Hooks beside the default ones, each {NAME: EMAHook, PRIORITY: NORMAL, and the hook's arguments}.
 _C.HOOKS = []
 
@@ -259,8 +262,11 @@ _C.EARLY_STOPPING.MIN_DELTA = 0.0
 
 # How the model is spread over processes.
 _C.PARALLEL = CN()
-# "ddp": each process holds the whole model.
+# "ddp": each process holds the whole model. "fsdp": each holds a part of every weight. "none": each
+# trains a model of its own. With one process all are the same.
 _C.PARALLEL.STRATEGY = "ddp"
+# Batch norm takes its statistics over all processes; needs an accelerator.
+_C.PARALLEL.SYNC_BN = False
 # Arguments of torch's DistributedDataParallel.
 _C.PARALLEL.DDP = CN()
 # Send the buffers of rank 0 to all before each forward pass.
@@ -271,8 +277,33 @@ _C.PARALLEL.DDP.FIND_UNUSED_PARAMETERS = False
 _C.PARALLEL.DDP.STATIC_GRAPH = False
 # Gradients live in DDP's buckets: saves memory.
 _C.PARALLEL.DDP.GRADIENT_AS_BUCKET_VIEW = False
-# Send gradients as float16.
-_C.PARALLEL.DDP.FP16_COMPRESSION = False
+# Send gradients as "fp16" or "bf16"; "none" sends them as they are.
+_C.PARALLEL.DDP.COMPRESSION = "none"
+# Arguments of torch's fully_shard.
+_C.PARALLEL.FSDP = CN()
+# Classes of modules that are sharded one by one, such as [TransformerBlock]; the rest is as one.
+_C.PARALLEL.FSDP.SHARD_CLASSES = ()
+# Precision of the gathered weights, to compute with: "bfloat16", "float16"; "" is the model's own.
+_C.PARALLEL.FSDP.PARAM_DTYPE = ""
+# Precision in which gradients are summed over processes; "" is that of PARAM_DTYPE.
+_C.PARALLEL.FSDP.REDUCE_DTYPE = ""
+# Free gathered weights after the forward pass, and gather them again for the backward pass.
+_C.PARALLEL.FSDP.RESHARD_AFTER_FORWARD = True
+# Keep parts that are not in use in host memory.
+_C.PARALLEL.FSDP.CPU_OFFLOAD = False
+
+# torch.compile.
+_C.COMPILE = CN()
+# Switch it on.
+_C.COMPILE.ENABLED = False
+# A backend of torch.compile: "inductor", "aot_eager", "eager", …
+_C.COMPILE.BACKEND = "inductor"
+# "reduce-overhead", "max-autotune", …; "" is torch's default.
+_C.COMPILE.MODE = ""
+# Whether sizes change from batch to batch: true, false, or null to find out.
+_C.COMPILE.DYNAMIC = None
+# Refuse a model that cannot be compiled as a whole.
+_C.COMPILE.FULLGRAPH = False
 
 # The hooks every run has; each can be switched off.
 _C.DEFAULT_HOOKS = CN()
@@ -288,6 +319,10 @@ _C.DEFAULT_HOOKS.LRScheduler.ENABLED = True
 _C.DEFAULT_HOOKS.PeriodicCheckpointer = CN()
 # False leaves it out.
 _C.DEFAULT_HOOKS.PeriodicCheckpointer.ENABLED = True
+# Stops at SIGTERM, SIGINT and SIGUSR1, saved and to be resumed.
+_C.DEFAULT_HOOKS.StopOnSignal = CN()
+# False leaves it out.
+_C.DEFAULT_HOOKS.StopOnSignal.ENABLED = True
 # Evaluates every TEST.EVAL_PERIOD and at the end.
 _C.DEFAULT_HOOKS.EvalHook = CN()
 # False leaves it out.
@@ -300,6 +335,18 @@ _C.DEFAULT_HOOKS.ProgressBar.ENABLED = True
 _C.DEFAULT_HOOKS.PeriodicWriter = CN()
 # False leaves it out.
 _C.DEFAULT_HOOKS.PeriodicWriter.ENABLED = True
+
+# Reports runs that hang.
+_C.DEFAULT_HOOKS.Watchdog = CN()
+# False leaves it out.
+_C.DEFAULT_HOOKS.Watchdog.ENABLED = True
+
+# When a run counts as hanging: no step, and no batch of an evaluation, ends ...
+_C.WATCHDOG = CN()
+# ... for this long ("10 min", "1h30min"),
+_C.WATCHDOG.TIMEOUT = "10 min"
+# and for so many times what a step usually takes.
+_C.WATCHDOG.FACTOR = 10.0
 
 # Parameters, FLOPs and activations of the model.
 _C.ANALYSIS = CN()

@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from engine.parallel.device import choose_device
+from engine.parallel import comm
+from engine.parallel.device import (
+    BACKENDS,
+    check_count,
+    choose_device,
+    find_accelerator,
+    set_current_device,
+)
 
 
 def test_auto_is_a_device_that_this_machine_has():
@@ -30,3 +37,48 @@ def test_each_process_of_a_machine_takes_the_accelerator_of_its_local_rank(monke
 def test_a_name_that_torch_does_not_know_is_refused():
     with pytest.raises(RuntimeError, match="gpu"):
         choose_device("gpu")
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """A machine that tests lack; returns the devices that were made current."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    return chosen
+
+
+def test_each_process_sets_the_device_of_its_local_rank(four_gpus):
+    assert BACKENDS[set_current_device(3)] == "nccl"
+    assert four_gpus == [3]
+
+
+def test_more_processes_than_devices_are_refused_with_both_numbers(four_gpus):
+    check_count(4)
+    with pytest.raises(ValueError, match="5 processes on this machine, which has 4 cuda device"):
+        check_count(5)
+    with pytest.raises(ValueError, match="has 4 cuda"):
+        set_current_device(4)
+
+
+def test_intels_devices_have_a_backend_of_their_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    assert BACKENDS[find_accelerator()] == "xccl"
+
+
+@pytest.mark.skipif(find_accelerator() is not None, reason="this machine has an accelerator")
+def test_without_accelerators_any_number_of_processes_shares_the_cpu():
+    check_count(1000)
+    assert BACKENDS[set_current_device(999)] == "gloo"
+
+
+def test_one_process_takes_mps_and_several_do_not(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert choose_device() == torch.device("mps")
+    monkeypatch.setattr(comm, "get_world_size", lambda: 2)
+    assert choose_device() == torch.device("cpu")
+    with pytest.raises(ValueError, match="2 processes cannot exchange tensors of 'mps'"):
+        choose_device("mps")

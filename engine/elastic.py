@@ -1,0 +1,319 @@
+"""The processes of one machine: torch's elastic launcher starts them, watches and restarts them."""
+
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch.distributed as dist
+
+from engine.hooks.stopping import REQUEUE_EXIT_CODE
+from engine.parallel import comm
+from engine.parallel.device import BACKENDS, find_accelerator, set_current_device
+from engine.parallel.failures import FailureReports
+from engine.parallel.heartbeat import Heartbeat
+from engine.parallel.network import find_interface
+
+MONITOR = 0.1  # seconds until the agent notices a death
+PATIENCE = 5.0  # seconds that are given to the agent to end by itself
+LONGEST_SILENCE = timedelta(minutes=1)  # of a machine, until the others give it up
+STOP_SIGNALS = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
+]
+
+Agent: TypeAlias = "futures.Future[dict[int, Any]]"
+"""torch's launcher in its thread; gives what each rank of this machine has returned."""
+
+logger = logging.getLogger(__name__)
+
+
+class LaunchError(RuntimeError):
+    """A process or a machine of the run has failed; the message says which, how and where."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """What a process returns that was asked to end: no failure, nothing to start again."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one machine is to run; `host` and `port` are those of machine 0."""
+
+    main_func: Callable[..., Any]
+    args: tuple
+    num_processes: int
+    num_machines: int
+    machine_rank: int
+    host: str
+    port: int
+    address: str
+    """Where the other machines reach this one."""
+    timeout: timedelta
+    max_restarts: int
+    folder: str
+    """An empty one, for what this machine's processes tell each other."""
+
+    @property
+    def stop_code(self) -> int | None:
+        """The exit code of a run that was asked to stop."""
+        file = Path(self.folder, "stop")
+        return int(file.read_text()) if file.exists() else None
+
+    def stop_with(self, code: int) -> None:
+        draft = Path(self.folder, f"stop_{os.getpid()}")
+        draft.write_text(str(code))
+        draft.replace(Path(self.folder, "stop"))
+
+
+def run_processes(job: Job) -> list[Any]:
+    """Start the processes of this machine; returns what each has returned."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
+
+    reports: list[str] = []
+
+    def tell(report: str) -> None:
+        reports.append(report)
+        if len(reports) <= job.max_restarts and job.stop_code is None:
+            logger.warning("%s\nRestart %d of %d", report, len(reports), job.max_restarts)
+
+    silence = min(job.timeout, LONGEST_SILENCE).total_seconds()
+    heartbeat = Heartbeat(job.host, job.port, job.machine_rank, job.num_machines, silence)
+    meetings = 1 + job.max_restarts
+    with ExitStack() as stack:
+        stack.enter_context(_environment(job))
+        stack.enter_context(_passed_on_signals(job))
+        stack.enter_context(FailureReports(job.folder, job.machine_rank * job.num_processes, tell))
+        if job.num_machines > 1:
+            stack.enter_context(heartbeat)
+        while True:
+            meetings -= 1
+            try:
+                return _watch(job, _start_agent(job), heartbeat)
+            except ChildFailedError as error:
+                report = reports[-1] if reports else str(error)
+                if job.stop_code is None:
+                    raise LaunchError(report) from None
+                logger.error("%s", report)
+                return [Exit(job.stop_code)]
+            except RendezvousError as error:
+                is_lost = isinstance(error, RendezvousConnectionError) and job.machine_rank > 0
+                if not (is_lost and meetings):
+                    raise LaunchError(
+                        f"{job.num_machines} machines do not meet at {job.host}:{job.port}: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+                logger.warning("Machine 0 at %s is gone; waiting for it", job.host)
+                reports.clear()  # a new agent counts from the beginning
+
+
+def _start_agent(job: Job) -> Agent:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    seconds = int(job.timeout.total_seconds())
+    config = LaunchConfig(
+        min_nodes=job.num_machines,
+        max_nodes=job.num_machines,
+        nproc_per_node=job.num_processes,
+        run_id=str(uuid.uuid4()) if job.num_machines == 1 else f"{job.host}:{job.port}",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{job.host}:{job.port}",
+        rdzv_configs={
+            "is_host": job.machine_rank == 0,
+            "join_timeout": seconds,
+            "read_timeout": seconds,
+        },
+        max_restarts=job.max_restarts,
+        monitor_interval=MONITOR,
+        start_method="spawn",
+        logs_specs=DefaultLogsSpecs(job.folder),
+        local_addr=job.address,
+    )
+    agent: Agent = futures.Future()
+
+    def run() -> None:
+        try:
+            agent.set_result(elastic_launch(config, _run_process)(job))
+        except BaseException as error:
+            agent.set_exception(error)
+
+    # In the main thread it would handle signals: end the processes, and forget their exit codes.
+    # A daemon, for one that waits on a dead link cannot be ended.
+    threading.Thread(target=run, name="elastic agent", daemon=True).start()
+    return agent
+
+
+def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
+    """Wait for the agent, and end what it waits for in vain."""
+    lost: int | None = None
+    deadline = math.inf
+    while not futures.wait([agent], timeout=0.5).done and time.monotonic() < deadline:
+        if lost is not None and heartbeat.hears(lost):
+            lost, deadline = None, math.inf
+        if (silent := heartbeat.take_silent()) is not None:
+            lost = silent
+            logger.error("Machine %d has been silent for %.0f s", lost, heartbeat.limit)
+            processes = multiprocessing.active_children()
+            for process in processes:
+                process.kill()
+            if job.machine_rank > 0:  # its agent may wait on the link too
+                patience = PATIENCE if processes else job.timeout.total_seconds()
+                deadline = time.monotonic() + patience
+        if job.stop_code is not None and not multiprocessing.active_children():
+            deadline = min(deadline, time.monotonic() + PATIENCE)
+    if not agent.done() and job.stop_code is not None:
+        return [Exit(job.stop_code)]
+    if lost is not None and not (agent.done() and agent.exception() is None):
+        raise LaunchError(f"machine {lost} has been silent for {heartbeat.limit:.0f} s")
+    results = agent.result()
+    return [results[rank] for rank in sorted(results)]
+
+
+def _run_process(job: Job) -> Any:
+    """One process of the run."""
+    if job.stop_code is not None:
+        return Exit(job.stop_code)
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    _handle_signals(_exit)
+    result: Any = None
+    try:
+        _count_starts(job)
+        _join_group(job)
+        result = job.main_func(*job.args)
+    except SystemExit as end:
+        if end.code == REQUEUE_EXIT_CODE:
+            job.stop_with(REQUEUE_EXIT_CODE)
+        if job.stop_code is not None:
+            result = Exit(job.stop_code)
+        elif end.code:
+            _handle_signals(signal.SIG_DFL)
+            raise
+    except KeyboardInterrupt:  # torch takes it for a good end, and waits for a result for ever
+        sys.exit(128 + signal.SIGINT)
+    except Exception:
+        _handle_signals(signal.SIG_DFL)  # the agent sends one: no error of its own shall come of it
+        time.sleep(3 * MONITOR)  # often the echo of another's death, which is to be found first
+        raise
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return result
+
+
+def _end_with_launcher() -> None:
+    """Die when the launcher is killed: its folder may belong to another run by then."""
+    if (launcher := multiprocessing.parent_process()) is not None:
+        launcher.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _handle_signals(handler: Any) -> None:
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as the program was started
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _: Any) -> None:
+    _handle_signals(signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def _count_starts(job: Job) -> None:
+    """Have every start but the first count: torch leaves out those for a machine that came back."""
+    started = Path(job.folder, f"started_{os.environ['LOCAL_RANK']}")
+    if started.exists():
+        count = max(1, int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(count)
+    started.touch()
+
+
+def _join_group(job: Job) -> None:
+    local_rank = int(os.environ["LOCAL_RANK"])
+    # torch numbers machines in the order of their addresses; we as the user has.
+    rank = job.machine_rank * job.num_processes + local_rank
+    world_size = job.num_machines * job.num_processes
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        world_size,
+        is_master=os.environ["RANK"] == "0",
+        timeout=job.timeout,
+    )
+    os.environ["RANK"] = str(rank)
+    backend = BACKENDS[set_current_device(local_rank)]
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=job.timeout
+    )
+    comm.create_local_process_group(job.num_processes)
+    comm.synchronize()
+
+
+@contextmanager
+def _passed_on_signals(job: Job) -> Iterator[None]:
+    """Meanwhile a signal to stop goes to the processes, and a second one kills them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def pass_on(number: int, _: Any) -> None:
+        again = job.stop_code is not None
+        job.stop_with(128 + number)
+        # Ctrl-C and Slurm reach the processes too: what they get twice would end them at once.
+        other = signal.SIGTERM if number == STOP_SIGNALS[-1] else STOP_SIGNALS[-1]
+        text = "killing the processes" if again else f"{other.name} to the processes"
+        with suppress(OSError):
+            os.write(2, f"{signal.Signals(number).name}: {text}\n".encode())
+        for process in multiprocessing.active_children():
+            if again:
+                process.kill()
+            elif process.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, other)
+
+    before = {
+        number: signal.signal(number, pass_on)
+        for number in STOP_SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _environment(job: Job) -> Iterator[None]:
+    """Meanwhile the variables that the processes need are set; what the user has set stays."""
+    # Processes that share the store of the agents hang in 2 of 5 restarts (pytorch #135712).
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    if find_accelerator() is None:
+        variables["OMP_NUM_THREADS"] = str(max(1, _count_cores() // job.num_processes))
+    if job.num_machines > 1 and (interface := find_interface(job.address)):
+        variables["GLOO_SOCKET_IFNAME"] = interface  # gloo would take that of the host's name
+    variables = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,86 @@
+"""Notice that another machine has fallen silent, also while everybody waits for it."""
+
+import socket
+import threading
+import time
+from datetime import timedelta
+from types import TracebackType
+
+import torch.distributed as dist
+
+
+class Heartbeat:
+    """Says which machine has not been heard of for `limit` seconds; for use in a `with`.
+
+    Each machine writes into a store on machine 0, which looks for changes; for the others it is
+    enough that the store answers. A dead link keeps a thread waiting, and nobody else.
+    """
+
+    def __init__(self, host: str, port: int, machine: int, num_machines: int, limit: float) -> None:
+        self.limit = limit
+        self._address = host, port
+        self._machine = machine
+        self._watched = range(1, num_machines) if machine == 0 else range(0)
+        self._values: dict[int, bytes] = {}
+        self._heard: dict[int, float] = {}  # when, of machines that are there
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> "Heartbeat":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_ending.set()
+        self._thread.join(timeout=2)  # to say goodbye, if there is somebody
+
+    def hears(self, machine: int) -> bool:
+        """Whether a machine has been heard of, and is not given up."""
+        return machine in self._heard
+
+    def take_silent(self) -> int | None:
+        """A machine that has been silent for too long; it is then given up until it is back."""
+        oldest = time.monotonic() - self.limit
+        heard = dict(self._heard)  # the thread may add to it
+        silent = next((machine for machine, when in heard.items() if when < oldest), None)
+        if silent is not None:
+            self._heard.pop(silent, None)
+        return silent
+
+    def _run(self) -> None:
+        timeout = timedelta(seconds=self.limit)
+        while not self._is_ending.wait(0.1):
+            try:
+                with socket.create_connection(self._address, self.limit):
+                    pass  # where nobody is there, torch would say so in twenty lines
+                store = dist.TCPStore(*self._address, wait_for_workers=False, timeout=timeout)
+                self._beat(dist.PrefixStore("heartbeat", store))
+            except (OSError, RuntimeError):  # machine 0 is not there, yet or any more
+                self._is_ending.wait(1)
+
+    def _beat(self, store: dist.Store) -> None:
+        mine = str(self._machine)
+        while True:
+            store.set(mine, str(time.time_ns()))
+            store.get(mine)  # an answer
+            if self._machine > 0:
+                self._heard[0] = time.monotonic()
+            for machine in self._watched:
+                self._look_at(machine, store)
+            if self._is_ending.wait(self.limit / 10):
+                return store.set(mine, "left")
+
+    def _look_at(self, machine: int, store: dist.Store) -> None:
+        if not store.check([str(machine)]):
+            return
+        value = store.get(str(machine))
+        if value == b"left":
+            self._heard.pop(machine, None)
+        elif value != self._values.get(machine):
+            self._heard[machine] = time.monotonic()
+        self._values[machine] = value

@@ -1,0 +1,118 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.parallel.cluster import expand_node_list, find_place
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+}
+SRUN = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_NTASKS": "6",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "3(x2)",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
+
+
+def test_a_process_that_was_just_started_has_no_place():
+    assert find_place({}) is None
+    assert find_place({"PATH": "/bin", "OMP_NUM_THREADS": "1"}) is None
+
+
+def test_torchrun_says_it_all():
+    place = find_place(TORCHRUN)
+    assert (place.rank, place.world_size, place.local_rank, place.local_size) == (5, 8, 1, 4)
+    assert (place.machine_rank, place.num_machines, place.master) == (1, 2, "node1:29500")
+    assert place.environment() == TORCHRUN
+
+
+def test_a_pod_of_kubernetes_is_a_machine_with_one_process():
+    pod = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+    place = find_place(pod)
+    assert (place.machine_rank, place.num_machines) == (2, 3)
+    assert place.environment() == {**pod, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+def test_the_only_pod_of_a_job_is_a_machine_like_any_other():
+    pod = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "23456"}
+    assert find_place(pod) is None
+
+
+def test_a_half_described_place_is_refused():
+    with pytest.raises(ValueError, match="MASTER_PORT not: set all that torchrun sets"):
+        find_place({name: TORCHRUN[name] for name in TORCHRUN if name != "MASTER_PORT"})
+
+
+def test_tasks_of_srun_find_their_place():
+    place = find_place(SRUN)
+    assert (place.rank, place.world_size, place.local_rank, place.local_size) == (4, 6, 1, 3)
+    assert (place.machine_rank, place.num_machines) == (1, 2)
+    assert place.environment()["MASTER_ADDR"] == "gpu07"
+
+
+def test_torchrun_in_a_task_of_srun_goes_first():
+    assert find_place({**SRUN, **TORCHRUN}) == find_place(TORCHRUN)
+
+
+def test_steps_meet_at_ports_of_their_own_below_those_that_linux_hands_out():
+    def port(**other: str) -> int:
+        return int(find_place({**SRUN, **other}).environment()["MASTER_PORT"])
+
+    ports = [port(SLURM_JOB_ID=str(job), SLURM_STEP_ID=step) for job in range(99) for step in "01"]
+    assert len(set(ports)) == len(ports)
+    assert all(1024 < number < 32768 for number in ports)
+    assert port(MASTER_PORT="999") == 999
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"},  # in a batch script
+        {**SRUN, "SLURM_STEP_NUM_TASKS": "1"},
+    ],
+)
+def test_without_several_tasks_of_srun_it_is_a_bare_machine(environment):
+    assert find_place(environment) is None
+
+
+@pytest.mark.parametrize("tasks", ["3,3", "4,2", "2(x2),1"])
+def test_machines_with_different_numbers_of_tasks_are_refused(tasks):
+    with pytest.raises(ValueError, match="each must run the same number: give --ntasks-per-node"):
+        find_place({**SRUN, "SLURM_STEP_TASKS_PER_NODE": tasks})
+
+
+def test_ranks_that_do_not_follow_each_other_on_a_machine_are_refused():
+    with pytest.raises(ValueError, match="with ranks that follow each other"):
+        find_place({**SRUN, "SLURM_LOCALID": "2"})  # srun --distribution=cyclic
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("node1", ["node1"]),
+        ("node[01-03,07],gpu5", ["node01", "node02", "node03", "node07", "gpu5"]),
+        ("a[9-11]", ["a9", "a10", "a11"]),
+        ("r[1-2]n[1,3]-ib", ["r1n1-ib", "r1n3-ib", "r2n1-ib", "r2n3-ib"]),
+        ("x,y.example,z-1", ["x", "y.example", "z-1"]),
+    ],
+)
+def test_node_lists_of_slurm_are_written_out(text, hosts):
+    assert expand_node_list(text) == hosts
+
+
+@given(st.integers(0, 500), st.integers(1, 30), st.integers(1, 4))
+def test_a_range_of_hosts_keeps_its_leading_zeros(first, count, width):
+    numbers = [str(number).zfill(width) for number in range(first, first + count)]
+    assert expand_node_list(f"n[{numbers[0]}-{numbers[-1]}]x") == [f"n{n}x" for n in numbers]

@@ -1,0 +1,217 @@
+"""The processes of a machine. This file is also the program that launches them: see `start`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from engine import launch
+from engine.launch import was_restarted
+from engine.parallel import comm
+
+long = pytest.mark.skipif("LONG_TESTS" not in os.environ, reason="LONG_TESTS=1 runs it too")
+
+
+def die_once() -> dict:
+    """The last rank is killed when it runs for the first time."""
+    restarted = was_restarted()
+    if not restarted and comm.get_rank() == comm.get_world_size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.synchronize()
+    return {
+        "restarted": comm.all_gather(restarted),
+        "ranks": comm.all_gather(int(os.environ["RANK"])),
+        "threads": os.environ["OMP_NUM_THREADS"],
+    }
+
+
+def fail_on_one_rank() -> None:
+    """Rank 1 fails, and rank 0 when it hears no more of it."""
+    if comm.get_rank() == 1:
+        raise ZeroDivisionError("the error of rank 1")
+    comm.synchronize()
+
+
+def exit_early(code: int) -> None:
+    os.write(1, b"called\n")  # in one piece
+    sys.exit(code)
+
+
+def wait_for_signal(is_stubborn: bool) -> None:
+    """Minds no signal at all, or leaves it to the launcher what they do."""
+    if is_stubborn:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+    comm.synchronize()
+    os.write(1, b"called\n")  # in one piece
+    while True:
+        time.sleep(0.1)
+
+
+def start(name: str, **environment: str) -> subprocess.Popen[str]:
+    kept = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    return subprocess.Popen(
+        [sys.executable, __file__, name],
+        env={**kept, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where pytest runs in the background, SIGINT is ignored, and children inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def wait_for_calls(process: subprocess.Popen[str], count: int) -> None:
+    """Until the function runs in so many processes."""
+    output = ""
+    while output.count("called") < count:
+        output += process.stdout.read(1) or pytest.fail(process.stderr.read())
+
+
+@pytest.fixture(scope="module")
+def killed_once(tmp_path_factory):
+    """What came of a run in which a process was killed, and the folder for its temporary files."""
+    folder = tmp_path_factory.mktemp("temporary")
+    process = start("die_once", TMPDIR=str(folder))
+    output, errors = process.communicate(timeout=110)
+    assert process.returncode == 0, errors
+    return json.loads(output), errors, folder
+
+
+def test_after_a_death_all_ranks_start_again_and_know_it(killed_once):
+    result, _, _ = killed_once
+    assert result["restarted"] == [True, True]
+    assert result["ranks"] == [0, 1]
+
+
+def test_a_restart_says_why_in_two_lines(killed_once):
+    _, errors, _ = killed_once
+    death, restart = [line for line in errors.splitlines() if "ank " in line or "Restart" in line]
+    assert death.startswith("Rank 1 was killed by SIGKILL")
+    assert restart == "Restart 1 of 1"
+    assert "torch/" not in errors
+
+
+def test_processes_share_the_cores(killed_once):
+    result, _, _ = killed_once
+    assert int(result["threads"]) == max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+def test_no_temporary_files_are_left(killed_once):
+    _, _, folder = killed_once
+    assert list(Path(folder).glob("engine_launch_*")) == []
+    assert list(Path(folder).glob("torchelastic_*")) == []
+
+
+@pytest.mark.slow
+def test_the_error_shown_is_the_first_one_and_it_is_shown_once():
+    process = start("fail_on_one_rank")
+    _, errors = process.communicate(timeout=110)
+    assert process.returncode == 1
+    assert "LaunchError: Rank 1 failed with exit code 1:\nTraceback" in errors
+    assert errors.count("ZeroDivisionError: the error of rank 1") == 1
+    assert "onnection" not in errors
+    assert len(errors.splitlines()) < 25
+
+
+@long
+@pytest.mark.parametrize(("code", "calls"), [(0, 2), (75, 2), (3, 4)])
+def test_exit_codes_that_were_asked_for_are_no_failures(code, calls):
+    process = start(f"exit_with_{code}")
+    output, errors = process.communicate(timeout=110)
+    assert output.count("called") == calls
+    if code == 3:
+        assert "Restart 1 of 1" in errors
+        assert "ended with exit code 3" in errors
+        assert process.returncode == 1
+    else:
+        assert "Restart" not in errors
+        assert process.returncode == code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=long),
+        pytest.param(signal.SIGUSR1, marks=long),
+    ],
+)
+def test_a_signal_ends_processes_that_do_not_mind_it_and_starts_none(number):
+    process = start("wait_for_signal")
+    wait_for_calls(process, 2)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, errors
+    assert "called" not in output
+    assert "Restart" not in errors
+
+
+@long
+def test_a_single_process_is_restarted_too():
+    process = start("die_once_alone")
+    output, errors = process.communicate(timeout=110)
+    assert json.loads(output)["restarted"] == [True]
+    assert "Rank 0 was killed by SIGKILL" in errors
+
+
+@pytest.mark.slow
+def test_processes_die_with_a_launcher_that_is_killed():
+    process = start("wait_for_signal")
+    wait_for_calls(process, 2)
+    process.kill()
+    process.communicate(timeout=60)  # which ends when the last process that writes has
+
+
+@long
+def test_a_second_signal_kills_processes_that_do_not_end():
+    process = start("wait_stubbornly")
+    wait_for_calls(process, 2)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert "SIGTERM: killing the processes" in errors
+
+
+@long
+def test_a_launcher_that_waits_for_other_machines_ends_at_a_signal():
+    process = start("wait_for_machine")
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(2)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+
+
+def main(name: str) -> None:
+    if name == "die_once":
+        print(json.dumps(launch(die_once, 2, max_restarts=1)))
+        assert not dist.is_initialized()
+    elif name == "die_once_alone":
+        print(json.dumps(launch(die_once, 1, max_restarts=1)))
+    elif name == "fail_on_one_rank":
+        launch(fail_on_one_rank, 2)
+    elif name == "wait_for_signal":
+        launch(wait_for_signal, 2, args=(False,), max_restarts=3)
+    elif name == "wait_stubbornly":
+        launch(wait_for_signal, 2, args=(True,), max_restarts=3)
+    elif name == "wait_for_machine":
+        print("waiting", flush=True)
+        launch(wait_for_signal, 1, 2, 0, "127.0.0.1:29871", args=(False,))
+    else:
+        launch(exit_early, 2, args=(int(name.removeprefix("exit_with_")),), max_restarts=1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
