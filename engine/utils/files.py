@@ -64,6 +64,7 @@ class RawFile(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
+            error.filename = self.name  # a full disk does not say which
             self.error = error
             raise
 
