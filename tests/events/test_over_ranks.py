@@ -169,7 +169,9 @@ def work(rank: int, folder: Path) -> dict:
     train("evaluation", usual, 10, Evaluation(), period=10)
     saving = SaveAt12()
     train("straight", usual, 25, saving, period=5)
-    shutil.copytree(folder / "straight", folder / "resumed", dirs_exist_ok=True)
+    if rank == 0:
+        shutil.copytree(folder / "straight", folder / "resumed")
+    comm.synchronize()
     train("resumed", usual, 25, period=5, saved=saving.state)
     counting = CountCollectives()
     train("many", many, 20, counting, period=5)
