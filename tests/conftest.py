@@ -19,7 +19,7 @@ torch.set_num_threads(1)  # the models of tests are too small for more
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
-SLOW_SECONDS = float(os.environ.get("SLOW_SECONDS", 60))  # for all slow tests of a run together
+SLOW_SECONDS = float(os.environ.get("SLOW_SECONDS", 30))  # for all slow tests of a run together
 spent_on_slow = 0.0
 
 
