@@ -16,8 +16,6 @@ from engine import launch
 from engine.launch import was_restarted
 from engine.parallel import comm
 
-long = pytest.mark.skipif("LONG_TESTS" not in os.environ, reason="LONG_TESTS=1 runs it too")
-
 
 def die_once() -> dict:
     """The last rank is killed when it runs for the first time."""
@@ -121,7 +119,7 @@ def test_the_error_shown_is_the_first_one_and_it_is_shown_once():
     assert len(errors.splitlines()) < 25
 
 
-@long
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "calls"), [(0, 2), (75, 2), (3, 4)])
 def test_exit_codes_that_were_asked_for_are_no_failures(code, calls):
     process = start(f"exit_with_{code}")
@@ -137,14 +135,7 @@ def test_exit_codes_that_were_asked_for_are_no_failures(code, calls):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=long),
-        pytest.param(signal.SIGUSR1, marks=long),
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_processes_that_do_not_mind_it_and_starts_none(number):
     process = start("wait_for_signal")
     wait_for_calls(process, 2)
@@ -155,7 +146,7 @@ def test_a_signal_ends_processes_that_do_not_mind_it_and_starts_none(number):
     assert "Restart" not in errors
 
 
-@long
+@pytest.mark.slow
 def test_a_single_process_is_restarted_too():
     process = start("die_once_alone")
     output, errors = process.communicate(timeout=110)
@@ -171,7 +162,7 @@ def test_processes_die_with_a_launcher_that_is_killed():
     process.communicate(timeout=60)  # which ends when the last process that writes has
 
 
-@long
+@pytest.mark.slow
 def test_a_second_signal_kills_processes_that_do_not_end():
     process = start("wait_stubbornly")
     wait_for_calls(process, 2)
@@ -184,7 +175,7 @@ def test_a_second_signal_kills_processes_that_do_not_end():
     assert "SIGTERM: killing the processes" in errors
 
 
-@long
+@pytest.mark.slow
 def test_a_launcher_that_waits_for_other_machines_ends_at_a_signal():
     process = start("wait_for_machine")
     assert process.stdout.readline() == "waiting\n"

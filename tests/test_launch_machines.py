@@ -1,6 +1,6 @@
 """Training on two machines: two network namespaces with a cable between them, or one address.
 
-LONG_TESTS=1 runs all of it; KILLS=50 pytest -s -k kills tests/test_launch_machines.py measures.
+`KILLS=50 SLOW_SECONDS=inf pytest -s -k kills tests/test_launch_machines.py` measures recoveries.
 """
 
 import json
@@ -24,9 +24,6 @@ TORCHRUN = ["-m", "torch.distributed.run"]
 KILLS = int(os.environ.get("KILLS", 0))
 FIFTY_STEPS = ["SOLVER.MAX_ITER", "50"]
 
-long = pytest.mark.skipif(
-    not {"LONG_TESTS", "KILLS"} & set(os.environ), reason="LONG_TESTS=1 runs it too"
-)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 60 * KILLS)]
 
 
@@ -202,7 +199,6 @@ def start_with_nnodes(machines: Machines, folder: Path) -> list[Launcher]:
     ]  # fmt: skip
 
 
-@long
 @pytest.mark.parametrize(
     "start",
     [
@@ -220,7 +216,7 @@ def test_the_same_bits_come_from_every_way_to_start_two_processes(machines, tmp_
     assert_same_bits(tmp_path / "num-gpus", tmp_path / "other")
 
 
-@pytest.mark.parametrize("lost", [pytest.param(0, marks=long), 1])
+@pytest.mark.parametrize("lost", [0, 1])
 def test_a_machine_that_is_lost_and_comes_back_has_lost_nothing(machines, tmp_path, lost):
     steps = ["SOLVER.MAX_ITER", "150", "SOLVER.CHECKPOINT_PERIOD", "20", "LOG_PERIOD", "1"]
     finish(machines.start(0, *script(tmp_path / "straight", *steps), "--num-gpus", "2"))
@@ -243,7 +239,6 @@ def test_a_machine_that_is_lost_and_comes_back_has_lost_nothing(machines, tmp_pa
     assert losses(folder) == losses(tmp_path / "straight")
 
 
-@long
 def test_a_cut_cable_ends_both_machines_with_a_message(machines, tmp_path):
     if not machines.namespaces:
         pytest.skip("this machine does not allow network namespaces")
