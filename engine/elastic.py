@@ -199,8 +199,11 @@ def _run_process(job: Job) -> Any:
     except SystemExit as end:
         if end.code == REQUEUE_EXIT_CODE:
             job.stop_with(REQUEUE_EXIT_CODE)
-        if job.stop_code is not None:
-            result = Exit(job.stop_code)
+            result = Exit(REQUEUE_EXIT_CODE)
+        elif job.stop_code is not None:
+            # Others may wait for this rank in a collective, and do so for as long as it lives.
+            sys.stdout.flush()
+            os._exit(job.stop_code)
         elif end.code:
             _handle_signals(signal.SIG_DFL)
             raise

@@ -53,6 +53,13 @@ def wait_for_signal(is_stubborn: bool) -> None:
         time.sleep(0.1)
 
 
+def talk() -> None:
+    """Is in a collective nearly all the time."""
+    os.write(1, b"called\n")
+    while True:
+        comm.all_gather(1)
+
+
 def start(name: str, **environment: str) -> subprocess.Popen[str]:
     kept = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     return subprocess.Popen(
@@ -155,6 +162,16 @@ def test_a_single_process_is_restarted_too():
 
 
 @pytest.mark.slow
+def test_a_rank_that_a_signal_ends_leaves_none_waiting_for_it():
+    process = start("talk")
+    wait_for_calls(process, 2)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+
+
+@pytest.mark.slow
 def test_processes_die_with_a_launcher_that_is_killed():
     process = start("wait_for_signal")
     wait_for_calls(process, 2)
@@ -195,6 +212,8 @@ def main(name: str) -> None:
         launch(fail_on_one_rank, 2)
     elif name == "wait_for_signal":
         launch(wait_for_signal, 2, args=(False,), max_restarts=3)
+    elif name == "talk":
+        launch(talk, 2, max_restarts=1)
     elif name == "wait_stubbornly":
         launch(wait_for_signal, 2, args=(True,), max_restarts=3)
     elif name == "wait_for_machine":
