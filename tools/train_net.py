@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 from engine import launch
+from engine.checkpoint import CheckpointError
 from engine.config import CfgNode, ConfigError, config_template, get_cfg
 from engine.defaults import DefaultTrainer, default_argument_parser, default_setup
 from engine.evaluation import verify_results
@@ -78,6 +79,7 @@ if __name__ == "__main__":
             max_restarts=args.max_restarts,
         )
     except (
+        CheckpointError,
         ConfigError,
         LaunchError,
         FileNotFoundError,

@@ -40,6 +40,7 @@ from engine.parallel.joint_errors import joint_errors
 from engine.utils.files import PathManager, atomic_write
 
 _HEURISTICS = "?matching_heuristics=True"
+_NONE_YET = "(none yet)"  # in `last_checkpoint`, until a run that has begun there saves
 
 
 class CheckpointError(ValueError):
@@ -152,8 +153,21 @@ class Checkpointer(FvcoreCheckpointer):
             return loaded
         if resume:
             folder = os.path.abspath(self.save_dir)
-            self.logger.warning("Nothing to resume: no checkpoint in %s", folder)
+            if self._has_begun_anew():
+                why = "the last run there ended before its first save. To go on from an older"
+                how = "checkpoint, write its file name into last_checkpoint"
+                self.logger.warning("Nothing to resume in %s: %s %s", folder, why, how)
+            else:
+                self.logger.warning("Nothing to resume: no checkpoint in %s", folder)
         return self.load(path, checkpointables=[])
+
+    def begin_run(self) -> None:
+        """Have a resume no longer go on from what an earlier run has left in the folder."""
+        if self.save_dir and self.save_to_disk and self._newest_first():
+            self.tag_last_checkpoint(_NONE_YET)
+
+    def has_checkpoint(self) -> bool:
+        return super().has_checkpoint() and not self._has_begun_anew()
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         with atomic_write(os.path.join(self.save_dir, "last_checkpoint"), "w") as file:
@@ -227,7 +241,7 @@ class Checkpointer(FvcoreCheckpointer):
 
     def _newest_first(self) -> list[str]:
         """The tagged checkpoint, then the periodic ones: first its own run's, by iteration."""
-        if not os.path.isdir(self.save_dir):
+        if not os.path.isdir(self.save_dir) or self._has_begun_anew():
             return []
         runs = {name: record.get("run") for name, record in self._manifest.records().items()}
         tagged = self.get_checkpoint_file() if self.has_checkpoint() else ""
@@ -240,6 +254,13 @@ class Checkpointer(FvcoreCheckpointer):
         ]
         paths = [path for *_, path in sorted(numbered, reverse=True)]
         return list(dict.fromkeys([tagged, *paths] if tagged else paths))
+
+    def _has_begun_anew(self) -> bool:
+        path = os.path.join(self.save_dir, "last_checkpoint")
+        if not os.path.isfile(path):
+            return False
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip() == _NONE_YET
 
     def _go_on_with_run_of(self, path: str) -> None:
         record = self._manifest.records().get(os.path.basename(path))
@@ -312,9 +333,8 @@ class Checkpointer(FvcoreCheckpointer):
         except ImportError as error:
             raise ImportError("pip install safetensors to load this file") from error
         except Exception as error:
-            raise CheckpointError(
-                f"the checkpoint {f} cannot be loaded: {_reason(error)}"
-            ) from error
+            reason = _reason(error)  # without torch's advice to run what the file says
+            raise CheckpointError(f"the checkpoint {f} cannot be loaded: {reason}") from None
         if isinstance(loaded, dict) and isinstance(loaded.get("model", loaded), dict):
             return loaded if "model" in loaded else {"model": loaded}
         raise CheckpointError(f"the checkpoint {f} cannot be loaded: it holds no dict of weights")

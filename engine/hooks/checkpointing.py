@@ -52,6 +52,10 @@ class PeriodicCheckpointer(HookBase):
         self.max_to_keep = max_to_keep
         self.file_prefix = file_prefix
 
+    def before_train(self) -> None:
+        if self.trainer.start_iter == 0 and isinstance(self.checkpointer, Checkpointer):
+            self.checkpointer.begin_run()
+
     def after_step(self) -> None:
         if self.period.is_due(self.trainer):
             self._gather_random_states()

@@ -256,6 +256,27 @@ def test_checkpoints_of_another_run_in_the_folder_are_not_deleted(model, batches
     assert names(tmp_path)[1:] == ["model_0000003.pth", "model_0000007.pth", "model_final.pth"]
 
 
+def test_a_run_that_starts_anew_and_dies_before_its_first_save_is_not_resumed_as_the_old_one(
+    model, batches, tmp_path, log
+):
+    def start(*hooks) -> None:
+        checkpointer = Checkpointer(model, tmp_path)
+        periodic = PeriodicCheckpointer(checkpointer, 4)
+        make_trainer(model, batches, periodic, *hooks).train(0, 8)
+
+    start()
+    assert last(tmp_path) == "model_final.pth"
+    with pytest.raises(RuntimeError, match="the step failed"):
+        start(fail_at(2))
+    assert Checkpointer(model, tmp_path).resume_or_load("") == {}
+    assert not Checkpointer(model, tmp_path).has_checkpoint()
+    assert f"Nothing to resume in {tmp_path}: the last run there ended before its" in log.text
+    assert names(tmp_path)[1:] == ["model_0000003.pth", "model_0000007.pth", "model_final.pth"]
+    with pytest.raises(RuntimeError, match="the step failed"):
+        start(fail_at(5))
+    assert Checkpointer(model, tmp_path).resume_or_load("")["iteration"] == 3
+
+
 def test_only_files_of_its_prefix_are_deleted(model, batches, tmp_path):
     others = [
         "ema_0000001.pth",

@@ -189,6 +189,18 @@ def test_wrong_settings_end_the_program_with_a_message(train_net, arguments, par
     assert all(part in ended.value.code for part in parts), ended.value.code
 
 
+def test_weights_that_would_run_code_are_refused_in_one_line(start_tool, config, tmp_path):
+    torch.save({"model": json.JSONDecoder}, tmp_path / "weights.pth")
+    failed = start_tool(
+        "train_net.py", "--config-file", config, "OUTPUT_DIR", tmp_path / "out",
+        "MODEL.WEIGHTS", tmp_path / "weights.pth",
+    )  # fmt: skip
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(f"CheckpointError: the checkpoint {tmp_path}/weights.pth")
+    assert "json.decoder.JSONDecoder, which is no plain value" in failed.stderr
+    assert "weights_only" not in failed.stderr + failed.stdout
+
+
 def test_a_missing_config_file_is_named(run_tool, tmp_path):
     with pytest.raises(SystemExit, match="no_such"):
         run_tool("train_net.py", "--config-file", tmp_path / "no_such.yaml")
