@@ -374,7 +374,7 @@ def measure_conversions(steps: int = 60) -> dict[str, float]:
     counts: Counter[str] = Counter()
     items: Counter[str] = Counter()
     schedule = hooks.LRScheduler(scheduler=CosineParamScheduler(1.0, 0.1))
-    deferred, item = scalar.is_deferred, torch.Tensor.item
+    item = torch.Tensor.item
 
     def count_item(tensor: torch.Tensor) -> Any:
         items["item"] += 1
@@ -390,14 +390,14 @@ def measure_conversions(steps: int = 60) -> dict[str, float]:
 
     last = hooks.CallbackHook(after_step=note)
     last.priority = hooks.Priority.LOWEST
-    scalar.is_deferred = lambda value: isinstance(value, torch.Tensor)
+    scalar.DEFERS_ALL = True
     torch.Tensor.item = count_item  # type: ignore[method-assign, assignment]
     try:
         with tempfile.TemporaryDirectory() as folder, CountConversions() as mode:
             trainer.register_hooks([schedule, last, *usual_hooks(folder, steps)])
             trainer.train(0, steps)
     finally:
-        scalar.is_deferred, torch.Tensor.item = deferred, item  # type: ignore[method-assign]
+        scalar.DEFERS_ALL, torch.Tensor.item = False, item  # type: ignore[method-assign]
     return {
         f"per_{name}_step": counts[name] / counts[f"{name} steps"] for name in ("quiet", "writing")
     }

@@ -5,26 +5,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
+DEFERS_ALL = False  # `tools/benchmark.py` and tests set it: the path of accelerators, on the CPU
 
 
 def is_deferred(value: object) -> bool:
-    """Whether reading the number would stop a device: true for tensors on accelerators.
-
-    `tools/benchmark.py` and tests replace this to drive the path of accelerators on the CPU.
-    """
-    return isinstance(value, torch.Tensor) and not value.is_cpu
+    """Whether reading the number would stop a device: true for tensors on accelerators."""
+    return isinstance(value, Tensor) and (DEFERS_ALL or not value.is_cpu)
 
 
-def as_scalar(name: str, value: Any) -> float | torch.Tensor:
+def as_scalar(name: str, value: Any) -> float | Tensor:
     """A float, or for a tensor on an accelerator a detached copy of it as it is at this moment.
 
     Refuses what is not one real number, naming the metric.
     """
-    # The exact types of most scalars first: the abstract numbers.Real is slow to ask.
-    if type(value) is float or type(value) is int:
-        return float(value)
-    if isinstance(value, torch.Tensor):
-        if is_deferred(value):
+    # What most scalars are comes first: the abstract numbers.Real is slow to ask.
+    if isinstance(value, Tensor):
+        if DEFERS_ALL or not value.is_cpu:
             if value.numel() != 1 or value.dtype.is_complex:
                 raise _not_one_number(name, value)
             return value.detach().reshape(()).clone()
@@ -32,6 +30,8 @@ def as_scalar(name: str, value: Any) -> float | torch.Tensor:
             return float(value.item())
         except (RuntimeError, TypeError):  # more or less than one element; complex
             raise _not_one_number(name, value) from None
+    if type(value) is float or type(value) is int:
+        return float(value)
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, (numbers.Real, np.bool_)):
@@ -42,14 +42,14 @@ def as_scalar(name: str, value: Any) -> float | torch.Tensor:
     )
 
 
-def _not_one_number(name: str, tensor: torch.Tensor) -> ValueError:
+def _not_one_number(name: str, tensor: Tensor) -> ValueError:
     return ValueError(
         f"metric {name!r} must be one real number, got a tensor of shape {tuple(tensor.shape)} "
         f"and {tensor.dtype}; reduce it first, e.g. with .mean()"
     )
 
 
-def fetch(tensors: list[torch.Tensor]) -> list[float]:
+def fetch(tensors: list[Tensor]) -> list[float]:
     """The numbers of many one-element tensors, with one transfer for each device and dtype."""
     places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for place, tensor in enumerate(tensors):

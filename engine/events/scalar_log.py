@@ -50,16 +50,31 @@ class ScalarLog:
 
 
 def _columns(names: list[str], values: list[float], iterations: list[int]) -> dict[str, Column]:
-    count = len(set(names)) or 1
     # Most steps put the same names in the same order: then a column is every count-th value.
-    cycle = names[:count]
-    if names == (cycle * (len(names) // count + 1))[: len(names)]:
-        return {name: (values[at::count], iterations[at::count]) for at, name in enumerate(cycle)}
+    start, count = _find_cycles(names) if names else (0, 0)
     columns: dict[str, Column] = {}
-    for name, value, iteration in zip(names, values, iterations, strict=True):
-        column = columns.get(name)
-        if column is None:
-            column = columns[name] = ([], [])
+    for name, value, iteration in zip(names[:start], values, iterations, strict=False):
+        column = columns.setdefault(name, ([], []))
         column[0].append(value)
         column[1].append(iteration)
+    for at, name in enumerate(names[start : start + count], start):
+        if name in columns:
+            columns[name][0].extend(values[at::count])
+            columns[name][1].extend(iterations[at::count])
+        else:
+            columns[name] = values[at::count], iterations[at::count]
     return columns
+
+
+def _find_cycles(names: list[str]) -> tuple[int, int]:
+    """From where to the end of the list the same names come again and again, and how many."""
+    end = len(names)
+    backwards = names[::-1]
+    count = backwards.index(names[-1], 1) if names.count(names[-1]) > 1 else end
+    cycle = names[-count:]
+    if len(set(cycle)) == count:
+        # What a write or an evaluation puts comes once, before the steps that follow it.
+        for start in range(end % count, min(end, 4 * count), count):
+            if names[start:] == cycle * ((end - start) // count):
+                return start, count
+    return end, 0

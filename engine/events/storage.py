@@ -45,14 +45,15 @@ class NoEventStorageError(RuntimeError, AssertionError):
 
 def get_event_storage() -> "EventStorage":
     """The storage of the innermost `with EventStorage(...)` that this thread is in."""
-    if not _STACK.storages:
-        raise NoEventStorageError(
-            "get_event_storage() was called outside of a `with EventStorage(start_iter) as "
-            "storage:` block. A trainer opens one for its run; open one around your own loop, "
-            "or ask has_event_storage() first. Each thread has its own: enter the same storage "
-            "with `with storage:` in a thread that shall use it."
-        )
-    return _STACK.storages[-1]
+    storages = _STACK.storages
+    if storages:
+        return storages[-1]
+    raise NoEventStorageError(
+        "get_event_storage() was called outside of a `with EventStorage(start_iter) as storage:` "
+        "block. A trainer opens one for its run; open one around your own loop, or ask "
+        "has_event_storage() first. Each thread has its own: enter the same storage with "
+        "`with storage:` in a thread that shall use it."
+    )
 
 
 def has_event_storage() -> bool:
@@ -282,7 +283,9 @@ class EventStorage:
 
     def sync(self) -> None:
         """Sort what was put into the histories; tensors become numbers in one transfer a device."""
-        columns, converted = self._log.take() if self._log.entries else ({}, [])
+        if not (self._log.entries or self._converted_callbacks):
+            return
+        columns, converted = self._log.take()
         for name, (values, iterations) in columns.items():
             history = self._histories.get(name)
             if history is None:

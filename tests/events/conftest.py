@@ -14,9 +14,7 @@ def _engine_logs_reach_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def on_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of the CPU take the path of those on an accelerator."""
-    monkeypatch.setattr(
-        "engine.events.scalar.is_deferred", lambda value: isinstance(value, torch.Tensor)
-    )
+    monkeypatch.setattr("engine.events.scalar.DEFERS_ALL", True)
 
 
 class OperationCounter:

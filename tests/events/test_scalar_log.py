@@ -7,6 +7,8 @@ from engine.events.scalar_log import ScalarLog
 
 STEPS = st.lists(st.lists(st.sampled_from(["loss", "acc", "time"])), max_size=8)
 
+ONCE = st.lists(st.sampled_from(["a", "eta", "accuracy"]))  # what was put before the steps
+
 REGULAR = st.builds(  # the same names in each step, the last one cut short
     lambda names, left: [names] * 6 + [names[:left]], st.permutations("abc"), st.integers(0, 3)
 )
@@ -22,7 +24,7 @@ def filled(steps: list[list[str]]) -> ScalarLog:
 
 
 @settings(max_examples=100, deadline=None)
-@given(STEPS | REGULAR)
+@given(STEPS | REGULAR | st.builds(lambda once, steps: [once, *steps], ONCE, REGULAR))
 def test_the_columns_are_the_scalars_of_each_name_in_their_order(steps):
     log = filled(steps)
     expected: dict[str, tuple[list, list]] = {}
