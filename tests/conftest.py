@@ -1,8 +1,10 @@
+import json
 import logging
 import os
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
@@ -128,6 +130,33 @@ def digits_cfg(tmp_path: Path) -> Callable[..., CfgNode]:
         return cfg
 
     return make
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all tests of a module share."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def processes(request: pytest.FixtureRequest, folder: Path) -> list[Any]:
+    """What `work(rank, folder)` of the test's module returns on each of two ranks."""
+    program = [sys.executable, Path(__file__).with_name("one_of_two.py"), request.path]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("LOCAL_")}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [*program, str(rank), folder], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=110)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 @pytest.fixture

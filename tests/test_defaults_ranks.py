@@ -1,14 +1,11 @@
-"""DefaultTrainer on two processes against one. This file is also their program: see `curves`."""
+"""DefaultTrainer on two processes against one."""
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from engine.config import get_cfg
 from engine.defaults import DefaultTrainer
@@ -27,27 +24,15 @@ def train(folder: Path, *options: str) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
 
+def work(rank: int, folder: Path) -> list[dict]:
+    os.environ["LOCAL_RANK"] = str(rank)
+    return train(folder / "together")
+
+
 @pytest.fixture(scope="module")
-def curves(tmp_path_factory):
+def curves(folder, processes):
     """The metrics of one process and of two that share its batches."""
-    folder = tmp_path_factory.mktemp("curves")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(size), f"{folder}/{size}"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for size, rank in [(1, 0), (2, 0), (2, 1)]
-    ]
-    try:
-        outputs = [process.communicate(timeout=100)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output.splitlines()[-1]) for output in outputs[:2]]
+    return train(folder / "alone"), processes[0]
 
 
 def test_two_processes_have_the_loss_curve_of_one(curves):
@@ -65,16 +50,3 @@ def test_their_evaluations_are_the_same(curves):
         assert bool(results) == (alone["iteration"] in (24, 49, 60))
         for name in results:
             assert together[name] == pytest.approx(alone[name], rel=1e-5)
-
-
-if __name__ == "__main__":
-    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    torch.set_num_threads(1)
-    if size > 1:
-        os.environ["LOCAL_RANK"] = str(rank)
-        folder.parent.mkdir(exist_ok=True)
-        store = f"file://{folder.parent}/store"
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
-    print(json.dumps(train(folder)))
-    if size > 1:
-        dist.destroy_process_group()

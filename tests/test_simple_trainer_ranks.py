@@ -1,14 +1,8 @@
-"""SimpleTrainer on two processes when the loss of one of them is NaN.
+"""SimpleTrainer on two processes when the loss of one of them is NaN."""
 
-This file is also the program of the two processes: see `processes` and `work`.
-"""
-
-import json
 import logging
 import math
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,8 +34,7 @@ def train(bad_rank: int | None, fused: bool, steps: int) -> float:
     return model.module.weight.item()
 
 
-def work(rank: int, store: str) -> dict:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def work(rank: int, folder: Path) -> dict:
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warnings.append(record.getMessage())
@@ -49,31 +42,7 @@ def work(rank: int, store: str) -> dict:
     seen = {"expected": train(None, False, 5), "cpu": train(1, False, 6)}
     scalar.DEFERS_ALL = True
     seen |= {"waiting": train(1, False, 6), "fused": train(1, True, 6), "warnings": warnings}
-    dist.destroy_process_group()
     return seen
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """What `work` returned on rank 0 and on rank 1."""
-    store = str(tmp_path_factory.mktemp("ranks") / "store")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), store],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output) for output in outputs]
 
 
 @pytest.mark.parametrize("path", ["cpu", "waiting", "fused"])
@@ -85,7 +54,3 @@ def test_each_rank_says_whose_loss_it_was(processes):
     good = "the loss of another rank is infinite or NaN at iteration 2; the step is skipped"
     bad = "the loss became infinite or NaN at iteration 2: loss_scaled = nan; the step is skipped"
     assert [process["warnings"] for process in processes] == [[good] * 3, [bad] * 3]
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), sys.argv[2])))

@@ -1,17 +1,12 @@
-"""A run of two processes stops on both together. This file is also their program: see `work`."""
+"""A run of two processes stops on both together."""
 
-import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,7 +37,6 @@ class Gathering(PeriodicCheckpointer):
 
 
 def work(rank: int, folder: Path) -> dict:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     joint_flags.SECONDS = 0  # ranks talk in each step
 
     def stop_at(iteration: int, action) -> CallbackHook:
@@ -104,7 +98,6 @@ def work(rank: int, folder: Path) -> dict:
         "a rank is slow": end_of(stop_at(5, stop), CallbackHook(before_step=wait_long)),
         "resumed": resume(rank, folder),
     }
-    dist.destroy_process_group()
     return seen
 
 
@@ -150,29 +143,6 @@ def resume(rank: int, folder: Path) -> dict:
     train("stopped", stop_at=5)
     train("killed", stop_at=5)
     return {"straight": straight, "stopped": train("stopped"), "killed": train("killed")}
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """What `work` returned on rank 0 and on rank 1."""
-    folder = tmp_path_factory.mktemp("stopping")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=100)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +206,3 @@ def test_the_reasons_of_a_saved_run_hold():
     decision = StopDecision(["enough"], is_made=True)
     assert decision.is_made()
     assert decision.final_reasons == ["enough"]
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), Path(sys.argv[2]))))

@@ -1,18 +1,11 @@
-"""Runs that are resumed under another strategy or another number of processes.
+"""Runs that are resumed under another strategy or another number of processes."""
 
-This file is also the program of the two processes: see `processes` and `work`.
-"""
-
-import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from engine.checkpoint import Checkpointer
 from engine.config import CfgNode, get_cfg
@@ -88,7 +81,6 @@ def train(folder: Path, strategy: str, resume_from: Path | None = None) -> dict:
 
 
 def work(rank: int, folder: Path) -> dict:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.set_num_threads(1)
     one, ddp, fsdp = folder / "one", folder / "ddp", folder / "fsdp"
     seen = {
@@ -107,7 +99,6 @@ def work(rank: int, folder: Path) -> dict:
     seen["after damage"] = damaged.start_iter
     seen["full disk"] = fail_on_one_rank(damaged.checkpointer)
     seen["names"] = sorted(path.name for path in fsdp.iterdir() if path.is_dir())
-    dist.destroy_process_group()
     return seen
 
 
@@ -127,40 +118,13 @@ def fail_on_one_rank(checkpointer: Checkpointer) -> list[str]:
     return comm.all_gather(message)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("strategies")
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def alone(folder):
     """A run of this process alone, and the weights that all runs start from."""
     torch.manual_seed(0)
     model = DefaultTrainer.build_model(config(folder, "none"))
     torch.save(model.state_dict(), folder / "start.pth")
     return train(folder / "one", "ddp")
-
-
-@pytest.fixture(scope="module")
-def processes(folder, alone):
-    """What `work` returned on rank 0 and on rank 1."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=110)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 def assert_same_run(one: dict, other: dict) -> None:
@@ -197,7 +161,3 @@ def test_a_rank_that_cannot_write_has_all_ranks_give_up_the_save(processes):
     assert "rank 1: [Errno 27] File too large" in own
     assert processes[0]["full disk"] == processes[1]["full disk"]
     assert processes[0]["names"] == ["model_0000005", "model_0000011", "model_best", "model_final"]
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), Path(sys.argv[2]))))

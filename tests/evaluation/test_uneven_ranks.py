@@ -1,17 +1,9 @@
-"""Evaluators on two processes that have different numbers of samples.
+"""Evaluators on two processes that have different numbers of samples."""
 
-This file is also the program of the two processes: see `processes` and `work`.
-"""
-
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from engine.data import LabelledImages, MapDataset, build_test_loader
 from engine.evaluation import (
@@ -51,7 +43,6 @@ def evaluate(samples: int, predictions: str) -> dict:
 
 
 def work(rank: int, folder: Path) -> dict:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     seen = {
         "uneven": evaluate(SAMPLES, f"{folder}/uneven.pth"),
         "one sample": evaluate(1, f"{folder}/one.pth"),
@@ -61,35 +52,7 @@ def work(rank: int, folder: Path) -> dict:
         inference_on_dataset(print, [], ClassificationEvaluator())
     except ValueError as error:
         seen["nothing"] = str(error)
-    dist.destroy_process_group()
     return seen
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def processes(folder):
-    """What `work` returned on rank 0 and on rank 1."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output) for output in outputs]
 
 
 @pytest.mark.parametrize(("case", "samples"), [("uneven", SAMPLES), ("one sample", 1)])
@@ -120,7 +83,3 @@ def test_the_predictions_of_all_ranks_are_stored_in_the_order_of_the_data(
 
 def test_no_sample_on_any_rank_is_an_error_on_every_rank(processes):
     assert ["no batch was evaluated" in process["nothing"] for process in processes] == [True, True]
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), Path(sys.argv[2]))))

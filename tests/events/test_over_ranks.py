@@ -1,26 +1,20 @@
-"""What writers show on two processes. This file is also their program: see `processes`, `work`."""
+"""What writers show on two processes."""
 
 import json
 import logging
 import math
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 from statistics import median
 
 import pytest
-import torch.distributed as dist
 
 from engine import HookBase, TrainerBase
 from engine.events import JSONWriter
 from engine.hooks import PeriodicWriter, Priority
 from engine.parallel import comm
 
-RANKS = 2
 ACCURACY = 100 * 35 / 36
 
 
@@ -104,7 +98,7 @@ class CountCollectives(HookBase):
 def usual(iteration: int, rank: int) -> dict[str, float]:
     return {
         "loss": loss(iteration, rank),
-        "time": 0.1 + 0.1 * ((iteration + rank) % RANKS),
+        "time": 0.1 + 0.1 * ((iteration + rank) % 2),
         "data_time": 0.001 if rank != 1 else 0.031,
         "rank_data_time": float(rank),
     }
@@ -138,13 +132,6 @@ def many(iteration: int, rank: int) -> dict[str, float]:
 
 
 def work(rank: int, folder: Path) -> dict:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=RANKS,
-        timeout=timedelta(seconds=60),
-    )
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warnings.append(record.getMessage())
@@ -181,32 +168,9 @@ def work(rank: int, folder: Path) -> dict:
     return seen
 
 
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """What `work` returned on each rank."""
-    folder = tmp_path_factory.mktemp("over_ranks")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        outputs = [process.communicate(timeout=100)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
-
-
 def smoothed_mean(iteration: int) -> float:
     steps = range(max(iteration - 19, 0), iteration + 1)
-    return median(sum(loss(step, rank) for rank in range(RANKS)) / RANKS for step in steps)
+    return median(sum(loss(step, rank) for rank in range(2)) / 2 for step in steps)
 
 
 @pytest.mark.parametrize("case", ["usual", "short periods"])
@@ -280,8 +244,3 @@ def test_a_rank_that_failed_is_not_waited_for(processes):
         "ZeroDivisionError",
     ]
     assert [line["iteration"] for line in processes[0]["failed"]] == [4]
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), Path(sys.argv[2]))), flush=True)
-    os._exit(0)  # a group that has lost a rank is not taken down in order

@@ -1,12 +1,7 @@
-"""This file is also the program of two processes: see `work`."""
-
 import copy
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from engine.hooks import CallbackHook
 from engine.hooks.early_stopping import EarlyStopping
@@ -73,41 +68,19 @@ def test_a_metric_that_never_comes_stops_the_run_too(log):
     assert "did you mean accuracy?" in log.text
 
 
-def work(rank: int, store: str) -> int:
+def work(rank: int, folder: Path) -> int:
     """Where a rank stops when rank 0 alone has the results."""
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     joint_flags.SECONDS = 0  # ranks talk in each step
     trainer = Trainer(SCORES if rank == 0 else [], EarlyStopping("+accuracy", patience=3))
     trainer.train(0, 10)
-    dist.destroy_process_group()
     return trainer.iter
 
 
 @pytest.mark.slow
-def test_all_ranks_stop_together(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    assert outputs == ["6\n", "6\n"]  # what one rank wants both do a step later
+def test_all_ranks_stop_together(processes):
+    assert processes == [6, 6]  # what one rank wants both do a step later
 
 
 def test_patience_is_at_least_one_evaluation():
     with pytest.raises(ValueError, match="1 evaluation or more, got 0"):
         EarlyStopping("+accuracy", patience=0)
-
-
-if __name__ == "__main__":
-    print(work(int(sys.argv[1]), sys.argv[2]))

@@ -1,12 +1,6 @@
-"""This file is also the program of the two processes: see `processes` and `work`."""
-
-import json
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
@@ -36,38 +30,13 @@ def due(spec: int | str, iterations: int) -> list[int]:
     return found
 
 
-def work(rank: int, store: str) -> dict:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def work(rank: int, folder: Path) -> dict:
     seen = {str(spec): due(spec, 100) for spec in (30, "2 epoch", 0)}
     asked, all_gather = [], comm.all_gather
     comm.all_gather = lambda data: asked.append(data) or all_gather(data)
     seen["time"] = due("100 s", 450)
     seen["questions"] = len(asked)
-    dist.destroy_process_group()
     return seen
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """What `work` returned on rank 0 and on rank 1."""
-    store = str(tmp_path_factory.mktemp("periods") / "store")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), store],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output) for output in outputs]
 
 
 def test_time_is_that_of_rank_0_on_all_ranks(processes):
@@ -88,7 +57,3 @@ def test_iterations_and_epochs_are_as_ever(processes, spec, iterations):
 def test_alone_it_is_a_period(monkeypatch):
     monkeypatch.setattr(periods, "monotonic", periods.monotonic)  # undoes what `due` replaces
     assert due("100 s", 450) == [100, 200, 300, 400]
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), sys.argv[2])))

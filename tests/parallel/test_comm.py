@@ -1,9 +1,5 @@
-"""This file is also the program of the two processes: see `processes` and `work`."""
-
-import json
 import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +8,10 @@ import torch.distributed as dist
 from engine.parallel import comm
 
 
-def work(rank: int, store: str) -> dict:
+def work(rank: int, folder: Path) -> dict:
     """Everything that needs two processes, on one of them; the tests look at what it returns."""
     import numpy as np
 
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     seen = {
         "size": comm.get_world_size(),
         "rank": comm.get_rank(),
@@ -52,7 +47,7 @@ def work(rank: int, store: str) -> dict:
     dist.destroy_process_group()
     seen["after the end"] = comm.get_world_size(), comm.get_rank(), comm.get_local_rank()
 
-    dist.init_process_group("gloo", init_method=f"file://{store}2", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/second", rank=rank, world_size=2)
     seen["in a second world"] = comm.all_gather(rank), comm.get_local_rank()
     comm.create_local_process_group(2)
     seen["its local group"] = comm.get_local_rank(), comm.get_local_size()
@@ -65,30 +60,6 @@ def error_of(function) -> str:
         return f"returned {function()}"
     except (RuntimeError, ValueError) as error:
         return str(error)
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """What `work` returned on rank 0 and on rank 1."""
-    folder = tmp_path_factory.mktemp("comm")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment = {k: v for k, v in environment.items() if not k.startswith("LOCAL_")}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder / "store")],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output) for output in outputs]
 
 
 def seen(processes, key):
@@ -169,7 +140,3 @@ def test_under_torchrun_the_local_rank_is_known_before_the_group(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert (comm.get_local_rank(), comm.get_local_size()) == (3, 4)
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), sys.argv[2])))

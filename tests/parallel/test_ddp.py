@@ -1,21 +1,14 @@
-"""This file is also the program of the two processes: see `processes` and `work`."""
-
-import json
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from engine.parallel.ddp import create_ddp_model
 
 
-def work(rank: int, store: str) -> dict:
+def work(rank: int, folder: Path) -> dict:
     """The mean gradient over two ranks, which see the inputs 1 and 3, plain and compressed."""
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     seen = {}
     for name, options in {
         "plain": {},
@@ -35,31 +28,7 @@ def work(rank: int, store: str) -> dict:
         create_ddp_model(nn.Linear(1, 1), compression="bf16")
     except ValueError as error:
         seen["bf16"] = str(error)
-    dist.destroy_process_group()
     return seen
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """What `work` returned on rank 0 and on rank 1."""
-    store = str(tmp_path_factory.mktemp("ddp") / "store")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), store],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output) for output in outputs]
 
 
 def test_alone_it_is_the_model_itself():
@@ -96,7 +65,3 @@ def test_gradients_of_the_cpu_cannot_be_sent_as_bfloat16(processes):
 @pytest.mark.slow
 def test_further_arguments_are_those_of_ddp(processes):
     assert processes[0]["option type"] == ["DistributedDataParallel", True]
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), sys.argv[2])))

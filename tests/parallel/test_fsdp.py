@@ -1,14 +1,9 @@
-"""Sharded models. This file is also the program of two processes: see `processes` and `work`."""
+"""Sharded models, on one process and on two."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -174,7 +169,6 @@ def error_of(function) -> str:
 
 
 def work(rank: int, folder: Path) -> dict:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.set_num_threads(1)
     accumulated = [
         whole_weights(train(wrap(how), 5, accumulate=3).model) for how in ("ddp", "fsdp")
@@ -204,35 +198,7 @@ def work(rank: int, folder: Path) -> dict:
         "no batch": error_of(lambda: missing_batches(half, rank)),
         "no length": error_of(lambda: missing_batches(half, None)),
     }
-    dist.destroy_process_group()
     return seen
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("fsdp")
-
-
-@pytest.fixture(scope="module")
-def processes(folder):
-    """What `work` returned on rank 0 and on rank 1."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=100)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 # --- one process -------------------------------------------------------------------------------
@@ -326,7 +292,3 @@ def test_exported_weights_are_whole(processes, folder):
 def test_weights_that_share_memory_are_not_sharded_apart(processes):
     assert "blocks.1.linear.weight and blocks.0.linear.weight share" in processes[0]["tied"]
     assert processes[0]["tied as one"] == {"blocks.1.linear.weight": "blocks.0.linear.weight"}
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), Path(sys.argv[2]))))

@@ -1,9 +1,4 @@
-"""This file is also the program of the two processes: see `processes` and `work`."""
-
-import json
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -28,8 +23,7 @@ def error_of(rank: int | None, error: Exception) -> list[str]:
     return []
 
 
-def work(rank: int, store: str) -> dict:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def work(rank: int, folder: Path) -> dict:
 
     class Local(OSError):
         """Cannot be sent."""
@@ -40,31 +34,7 @@ def work(rank: int, store: str) -> dict:
         "unusual": error_of(0, Unusual("part", 3)),
         "local": error_of(1, Local("gone")),
     }
-    dist.destroy_process_group()
     return seen
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """What `work` returned on rank 0 and on rank 1."""
-    store = str(tmp_path_factory.mktemp("errors") / "store")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), store],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output) for output in outputs]
 
 
 def test_alone_an_error_comes_out_as_it_is():
@@ -89,7 +59,3 @@ def test_an_error_that_cannot_be_sent_comes_as_the_nearest_type(processes):
     assert processes[1]["unusual"] == ["ValueError", "rank 0: part 3"]
     assert processes[1]["local"] == ["Local", "gone"]
     assert processes[0]["local"] == ["OSError", "rank 1: gone"]
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), sys.argv[2])))

@@ -1,19 +1,12 @@
-"""This file is also the program of the two processes: see `processes` and `work`."""
+from pathlib import Path
 
-import json
-import os
-import subprocess
-import sys
-
-import pytest
 import torch.distributed as dist
 
 from engine.parallel import joint_flags
 from engine.parallel.joint_flags import JointFlags
 
 
-def work(rank: int, store: str) -> dict:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def work(rank: int, folder: Path) -> dict:
     rare = JointFlags()
     seen = [rare.ask(rank == 1)[0] for _ in range(300)]
     joint_flags.SECONDS = 0  # in each call from now on
@@ -28,7 +21,7 @@ def work(rank: int, store: str) -> dict:
     ]
     at_once = JointFlags().settle(rank == 1, False)
     dist.destroy_process_group()
-    dist.init_process_group("gloo", init_method=f"file://{store}2", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/second", rank=rank, world_size=2)
     in_another_world = JointFlags().settle(rank == 0, False)
     dist.destroy_process_group()
     return {
@@ -37,28 +30,6 @@ def work(rank: int, store: str) -> dict:
         "at once": at_once,
         "in another world": in_another_world,
     }
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """What `work` returned on rank 0 and on rank 1."""
-    store = tmp_path_factory.mktemp("flags") / "store"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(store)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        return [json.loads(process.communicate(timeout=90)[0]) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
 def test_each_answer_is_what_any_rank_said_to_the_question_before(processes):
@@ -80,7 +51,3 @@ def test_in_the_end_all_know_what_is_said_now(processes):
 
 def test_flags_work_in_a_second_world(processes):
     assert [one["in another world"] for one in processes] == [[True, False]] * 2
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), sys.argv[2])))

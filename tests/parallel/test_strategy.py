@@ -1,14 +1,8 @@
-"""This file is also the program of the two processes: see `processes` and `work`."""
-
-import json
 import logging
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,8 +22,7 @@ def build(*overrides) -> nn.Module:
     return wrap_model(cfg, prepare_model(cfg, model))
 
 
-def work(rank: int, store: str) -> dict:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def work(rank: int, folder: Path) -> dict:
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())
@@ -48,31 +41,7 @@ def work(rank: int, store: str) -> dict:
     ddp.zero_grad()
     ddp(torch.ones(1, 1) * rank).backward()
     seen["mean gradient"] = ddp.module.weight.grad.item()
-    dist.destroy_process_group()
     return {**seen, "messages": messages}
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """What `work` returned on rank 0 and on rank 1."""
-    store = str(tmp_path_factory.mktemp("strategy") / "store")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), store],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads(output) for output in outputs]
 
 
 # --- one process -------------------------------------------------------------------------------
@@ -143,7 +112,3 @@ def test_on_the_cpu_batch_norm_stays_as_it_is_with_a_warning(processes):
 def test_gradients_are_kept_on_their_rank_where_it_is_asked(processes):
     assert [seen["own gradient"] for seen in processes] == [0, 1]
     assert [seen["mean gradient"] for seen in processes] == [0.5, 0.5]
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(int(sys.argv[1]), sys.argv[2])))
