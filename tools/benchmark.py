@@ -43,6 +43,8 @@ from engine.evaluation import ClassificationEvaluator, inference_on_dataset
 from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter, scalar
 
 BLOCK = 20  # steps in a block, and the period of the writers
+Pairs = list[tuple[float, float]]  # CPU seconds of a block, and of one of the bare loop
+
 SIZES = {"small": (64, 64, 32), "medium": (128, 256, 128), "large": (256, 1024, 256)}
 
 
@@ -106,7 +108,7 @@ class Interleave(hooks.HookBase):
 
     def __init__(self, other_block: Callable[[], None], warmup: int = 10) -> None:
         self.other_block = other_block
-        self.pairs: list[tuple[float, float]] = []  # CPU seconds of the trainer's block, the other
+        self.pairs: Pairs = []
         self.warmup = warmup
 
     def before_step(self) -> None:
@@ -132,10 +134,10 @@ def usual_hooks(folder: str, max_iter: int) -> list[hooks.HookBase]:
     return [hooks.IterationTimer(), hooks.PeriodicWriter(all_writers(folder, max_iter), BLOCK)]
 
 
-def ratio_with_interval(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
+def ratio_with_interval(pairs: Pairs) -> tuple[float, float, float]:
     """Sum of the first over sum of the second, with the bounds of its 95 % interval."""
 
-    def ratio(sample: list[tuple[float, float]]) -> float:
+    def ratio(sample: Pairs) -> float:
         return sum(first for first, _ in sample) / sum(second for _, second in sample)
 
     generator = random.Random(0)
@@ -143,7 +145,7 @@ def ratio_with_interval(pairs: list[tuple[float, float]]) -> tuple[float, float,
     return ratio(pairs), resampled[25], resampled[974]
 
 
-def engine_against_bare(size: str, blocks: int) -> list[tuple[float, float]]:
+def engine_against_bare(size: str, blocks: int) -> Pairs:
     model, batches, optimizer = make_parts(size, logs=True)
     trainer = SimpleTrainer(model, batches, optimizer)
     interleave = Interleave(bare_block(size))
@@ -172,7 +174,7 @@ class BenchTrainer(DefaultTrainer):
         return cls.parts[1]
 
 
-def default_trainer_against_bare(blocks: int) -> list[tuple[float, float]]:
+def default_trainer_against_bare(blocks: int) -> Pairs:
     interleave = Interleave(bare_block("small"))
     with tempfile.TemporaryDirectory() as folder:
         cfg = get_cfg()
@@ -215,8 +217,11 @@ def measure_evaluation(rounds: int) -> dict[str, float]:
     return {"ratio": ratio, "low": low, "high": high}
 
 
-def bare_against_bare(size: str, blocks: int) -> list[tuple[float, float]]:
-    first, second = bare_block(size), bare_block(size)
+def bare_against_bare(size: str, blocks: int) -> Pairs:
+    return one_against_other(bare_block(size), bare_block(size), blocks)
+
+
+def one_against_other(first: Callable[[], None], second: Callable[[], None], blocks: int) -> Pairs:
     pairs = []
     for block in range(blocks):
         start = time.process_time()
@@ -228,33 +233,38 @@ def bare_against_bare(size: str, blocks: int) -> list[tuple[float, float]]:
     return pairs
 
 
+def blocks_for(size: str, blocks: int) -> int:
+    """The larger the step, the fewer blocks give the same precision."""
+    return max(blocks // (1 if size == "small" else 3), 20)
+
+
 def measure_steps(blocks: int) -> list[dict[str, Any]]:
     """(a) the step over the bare loop, at three sizes."""
     rows = []
     for size in SIZES:
-        # The larger the step, the fewer blocks give the same precision.
-        count = max(blocks // (1 if size == "small" else 3), 20)
+        count = blocks_for(size, blocks)
         measured = {
             "SimpleTrainer": engine_against_bare(size, count),
             "bare": bare_against_bare(size, count),
         }
         if size == "small":
             measured["DefaultTrainer"] = default_trainer_against_bare(count)
-        for name, pairs in measured.items():
-            ratio, low, high = ratio_with_interval(pairs)
-            bare_us = sum(bare for _, bare in pairs) / len(pairs) / BLOCK * 1e6
-            rows.append(
-                {
-                    "step": size,
-                    "compared": f"{name} / bare",
-                    "ratio": ratio,
-                    "low": low,
-                    "high": high,
-                    "bare_us": bare_us,
-                    "added_us": (ratio - 1) * bare_us,
-                }
-            )
+        rows += [row_of_steps(size, name, pairs) for name, pairs in measured.items()]
     return rows
+
+
+def row_of_steps(size: str, name: str, pairs: Pairs) -> dict[str, Any]:
+    ratio, low, high = ratio_with_interval(pairs)
+    bare_us = sum(bare for _, bare in pairs) / len(pairs) / BLOCK * 1e6
+    return {
+        "step": size,
+        "compared": f"{name} / bare",
+        "ratio": ratio,
+        "low": low,
+        "high": high,
+        "bare_us": bare_us,
+        "added_us": (ratio - 1) * bare_us,
+    }
 
 
 class EmptyStep(TrainerBase):

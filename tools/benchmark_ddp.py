@@ -19,10 +19,13 @@ from benchmark import (
     SIZES,
     Classifier,
     Interleave,
+    Pairs,
     all_writers,
+    blocks_for,
     make_parts,
+    one_against_other,
     prepare_process,
-    ratio_with_interval,
+    row_of_steps,
 )
 from fvcore.common.param_scheduler import CosineParamScheduler
 from torch import nn
@@ -31,8 +34,6 @@ from engine import SimpleTrainer, get_event_storage, hooks, launch
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
 from engine.parallel.joint_flags import JointFlags
-
-Pairs = list[tuple[float, float]]  # CPU seconds of a block, and of one of the bare loop
 
 
 class MoreMetrics(nn.Module):
@@ -89,16 +90,7 @@ def engine_against_bare(size: str, blocks: int, metrics: int) -> Pairs:
 
 
 def bare_against_bare(size: str, blocks: int, flags: JointFlags | None = None) -> Pairs:
-    first, second = bare_block(size, flags), bare_block(size)
-    pairs = []
-    for number in range(blocks):
-        start = time.process_time()
-        first()
-        middle = time.process_time()
-        second()
-        if number > 10:
-            pairs.append((middle - start, time.process_time() - middle))
-    return pairs
+    return one_against_other(bare_block(size, flags), bare_block(size), blocks)
 
 
 def measure_steps_of_two(blocks: int) -> list[dict[str, Any]]:
@@ -110,28 +102,14 @@ def _measure_steps(blocks: int) -> list[dict[str, Any]]:
     prepare_process()
     rows = []
     for size in SIZES:
-        # The larger the step, the fewer blocks give the same precision.
-        count = max(blocks // (1 if size == "small" else 3), 20)
+        count = blocks_for(size, blocks)
         measured = {
             "5 metrics": engine_against_bare(size, count, 5),
             "100 metrics": engine_against_bare(size, count, 100),
             "bare + stop flags": bare_against_bare(size, count, JointFlags()),
             "bare": bare_against_bare(size, count),
         }
-        for name, pairs in measured.items():
-            ratio, low, high = ratio_with_interval(pairs)
-            bare_us = sum(bare for _, bare in pairs) / len(pairs) / BLOCK * 1e6
-            rows.append(
-                {
-                    "step": size,
-                    "compared": f"{name} / bare",
-                    "ratio": ratio,
-                    "low": low,
-                    "high": high,
-                    "bare_us": bare_us,
-                    "added_us": (ratio - 1) * bare_us,
-                }
-            )
+        rows += [row_of_steps(size, name, pairs) for name, pairs in measured.items()]
     return rows
 
 

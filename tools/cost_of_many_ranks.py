@@ -42,7 +42,8 @@ def metric_vector_bytes(ranks: int, metrics: int) -> int:
     """The size of the vector that is summed when metrics are written."""
     window = EventStorage()._log_period
     names = [f"metric{number}" for number in range(metrics)]
-    return MetricVector(names, TIMES, window + 1, 0, ranks).pack({}, header=0.0).nbytes
+    vector = MetricVector(names, TIMES, window + 1, 0, ranks)
+    return vector.pack({}, range(window), header=0.0).nbytes
 
 
 def main() -> None:

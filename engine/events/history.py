@@ -3,6 +3,14 @@
 import math
 from array import array
 from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Column(NamedTuple):
+    """Values of one scalar, with their iterations."""
+
+    values: "array[float]"
+    iterations: "array[int]"
 
 
 class HistoryBuffer:
@@ -99,22 +107,23 @@ class HistoryBuffer:
             count += 1
         return count
 
-    def since(self, count: int) -> tuple[list[float], list[int]]:
-        """The kept values after the first `count` ever added, and their iterations."""
+    def since(self, count: int) -> Column:
+        """The kept values after the first `count` ever added."""
         self._catch_up()
         start = max(count - self._evicted, 0)
-        return self._values[start:].tolist(), self._iterations[start:].tolist()
+        return Column(self._values[start:], self._iterations[start:])
 
-    def replace_last(self, count: int, values: list[float], iterations: list[int]) -> None:
+    def replace_last(self, count: int, column: Column) -> None:
         """Put others in the place of the last `count` values."""
         self._catch_up()
         start = len(self._values) - count
-        summed = max(self._summed - self._evicted - start, 0)
-        self._sum -= sum(self._values[start : start + summed])
-        self._summed -= summed
-        del self._values[start:]
-        del self._iterations[start:]
-        self.extend(values, iterations)
+        summed = self._summed - self._evicted - start
+        if summed > 0:
+            self._sum -= sum(self._values[start : start + summed])
+            self._summed -= summed
+        self._values[start:], self._iterations[start:] = column
+        if len(self._values) > self._limit:
+            self._trim()
 
     def state_dict(self) -> dict:
         """The kept values and the aggregates of all."""

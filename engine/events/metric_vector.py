@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.events.history import Column
+
 
 class Reduced(NamedTuple):
     """Of all ranks together; first the means, then the times, with a row for each name."""
@@ -19,7 +21,7 @@ class Reduced(NamedTuple):
 class MetricVector:
     """A row of slots for each name, of which the mean or, for times, the largest is wanted.
 
-    A row is `slots` values, as many counts (0 or 1), and a number for slot 0 (see `fill_slots`). As
+    A row is `slots` values, as many counts (0 or 1), and a number for slot 0 (see `fill_rows`). As
     a sum over ranks cannot tell what is largest, times have the values of each rank side by side.
     """
 
@@ -31,18 +33,14 @@ class MetricVector:
         self._slots = slots
         self._rank, self._world_size = rank, world_size
 
-    def pack(self, rows: Mapping[str, list[float]], header: float) -> np.ndarray:
+    def pack(self, columns: Mapping[str, Column], window: range, header: float) -> np.ndarray:
         """The vector of this rank. The header is a number of the caller's, in place 0."""
-        slots, missing = self._slots, [0.0] * (2 * self._slots + 1)
-        packed = array("d", [header])
-        for name in self._means:
-            packed.fromlist(rows.get(name, missing))
-        before = [0.0] * (self._rank * slots)
-        after = [0.0] * ((self._world_size - 1 - self._rank) * slots)
-        for name in self._times:
-            row = rows.get(name, missing)
-            packed.fromlist([*before, *row[:slots], *after, *row[slots:]])
-        return np.frombuffer(packed)
+        slots, count = self._slots, len(self._means)
+        rows = fill_rows([columns.get(name) for name in self.names], window)
+        times = np.zeros((len(self._times), self._world_size * slots + slots + 1))
+        times[:, self._rank * slots : (self._rank + 1) * slots] = rows[count:, :slots]
+        times[:, self._world_size * slots :] = rows[count:, slots:]
+        return np.concatenate([[header], rows[:count].ravel(), times.ravel()])
 
     def unpack(self, total: np.ndarray, own: np.ndarray) -> Reduced:
         """What the sum over ranks tells; `own` is this rank's vector."""
@@ -61,22 +59,38 @@ class MetricVector:
         return Reduced(values, counts[:, :-1], counts[:, -1], seconds)
 
 
-def fill_slots(values: list[float], iterations: list[int], window: range) -> list[float]:
-    """The row of a name: slot 1 is the first iteration of the window, and so on.
+def fill_rows(columns: Sequence[Column | None], window: range) -> np.ndarray:
+    """A row for each name: slot 1 is the first iteration of the window, and so on.
 
     Where the window has none of the values, the last one is in slot 0, and the row ends with its
     iteration.
     """
-    count = len(values)
-    if iterations == [*window[-count:]]:  # one in each iteration, as usual
-        empty = [0.0] * (len(window) + 1 - count)
-        return [*empty, *values, *empty, *[1.0] * count, 0.0]
+    slots, iterations = len(window) + 1, array("q", window)
+    rows = np.zeros((len(columns), 2 * slots + 1))
+    usual: dict[int, list[int]] = {}  # by number of values, names with one in each iteration
+    for place, column in enumerate(columns):
+        if column is None:
+            continue
+        count = len(column.values)
+        if column.iterations == iterations[-count:]:
+            usual.setdefault(count, []).append(place)
+        else:
+            rows[place] = _fill_slots(column, window)
+    for count, places in usual.items():
+        values = b"".join([columns[place].values for place in places])  # type: ignore[union-attr]
+        rows[places, slots - count : slots] = np.frombuffer(values).reshape(-1, count)
+        rows[places, 2 * slots - count : 2 * slots] = 1.0
+    return rows
+
+
+def _fill_slots(column: Column, window: range) -> list[float]:
+    values, iterations = column
     by_slot: dict[int, list[float]] = {}
     for value, iteration in zip(values, iterations, strict=True):
         if iteration in window:
             by_slot.setdefault(iteration - window.start + 1, []).append(value)
     last = 0 if by_slot else iterations[-1]
     slots, counts = [0.0] * (len(window) + 1), [0.0] * (len(window) + 1)
-    for slot, several in (by_slot or {0: values[-1:]}).items():
+    for slot, several in (by_slot or {0: [values[-1]]}).items():
         slots[slot], counts[slot] = sum(several) / len(several), 1.0
     return [*slots, *counts, last]

@@ -1,25 +1,25 @@
 """OverRanks: the metrics that all ranks have put become those of one run."""
 
 import socket
+from array import array
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from engine.events.history import HistoryBuffer
-from engine.events.metric_vector import MetricVector, Reduced, fill_slots
-from engine.events.scalar_log import Column
+from engine.events.history import Column, HistoryBuffer
+from engine.events.metric_vector import MetricVector, Reduced
 from engine.parallel import comm
 from engine.parallel.slow_ranks import SlowRanks
+
+NOTHING = Column(array("d"), array("q"))
 
 
 class JointValues(NamedTuple):
     """What takes the place of the last `replaced` values of a scalar."""
 
     replaced: int
-    values: list[float]
-    iterations: list[int]
+    column: Column
 
 
 class OverRanks:
@@ -50,13 +50,12 @@ class OverRanks:
         """
         new = self._take_new(histories)
         window = range(iteration - self._window + 1, iteration + 1)
-        rows = {name: fill_slots(*column, window) for name, column in new.items()}
-        own = self._vector.pack(rows, header=not new.keys() <= self.hints.keys())
-        total = _sum_over_ranks(own)
+        own = self._vector.pack(new, window, header=not new.keys() <= self.hints.keys())
+        total = comm.sum_over_ranks(own)
         if total[0]:
             self._exchange_names({name: hints[name] for name in new})
-            own = self._vector.pack(rows, header=False)
-            total = _sum_over_ranks(own)
+            own = self._vector.pack(new, window, header=False)
+            total = comm.sum_over_ranks(own)
         if comm.get_rank() != 0:
             return {}
         reduced = self._vector.unpack(total, own)
@@ -96,26 +95,32 @@ class OverRanks:
     def _joint_values(
         self, reduced: Reduced, new: dict[str, Column], window: range
     ) -> dict[str, JointValues]:
-        joint, usual = {}, [*window]
-        counts = reduced.counts.tolist()
-        are_whole = np.all(reduced.counts[:, 1:], axis=1).tolist()
-        for place, row in enumerate(reduced.values.tolist()):
-            name = self._vector.names[place]
-            column = new.get(name, ([], []))
-            if are_whole[place] and column[1] == usual:
-                joint[name] = JointValues(len(usual), row[1:], usual)
-            elif any(counts[place]):
-                last = reduced.last[place] / max(counts[place][0], 1)
-                joint[name] = _replace_in_window(column, row, counts[place], window, round(last))
-            else:
-                continue
-            replaced, values, _ = joint[name]
-            self._joined[name] = self._joined.get(name, 0) - replaced + len(values)
+        joint, iterations = {}, array("q", window)
+        first = _first_slots(reduced.counts)
+        for place, name in enumerate(self._vector.names):
+            column = new.get(name, NOTHING)
+            row, counts = reduced.values[place], reduced.counts[place]
+            if first[place] and column.iterations == iterations[first[place] - 1 :]:
+                values = array("d", row[first[place] :].tobytes())
+                joint[name] = JointValues(len(values), Column(values, column.iterations))
+            elif counts.any():
+                last = round(reduced.last[place] / max(counts[0], 1))
+                joint[name] = _replace_in_window(column, row, counts, window, last)
+                replaced, (values, _) = joint[name]
+                self._joined[name] = self._joined.get(name, 0) - replaced + len(values)
         return joint
 
 
+def _first_slots(counts: np.ndarray) -> list[int]:
+    """Of each row the slot from which on, and before which not, there are values; 0 for others."""
+    filled = counts > 0
+    first = filled.argmax(1)
+    is_rest = filled.sum(1) == counts.shape[1] - first
+    return np.where(is_rest, first, 0).tolist()
+
+
 def _replace_in_window(
-    column: Column, row: list[float], counts: list[float], window: range, last: int
+    column: Column, row: np.ndarray, counts: np.ndarray, window: range, last: int
 ) -> JointValues:
     """The values of all ranks, after those of this one that are older than the window."""
     kept = [one for one in zip(*column, strict=True) if one[1] not in window]
@@ -123,7 +128,7 @@ def _replace_in_window(
     if not joint:
         kept, joint = kept[:-1], [(row[0], last)]
     values, iterations = zip(*kept, *joint, strict=True)
-    return JointValues(len(column[0]), list(values), list(iterations))
+    return JointValues(len(column.values), Column(array("d", values), array("q", iterations)))
 
 
 def _is_time(name: str) -> bool:
@@ -132,7 +137,3 @@ def _is_time(name: str) -> bool:
 
 def _last_part(name: str) -> str:
     return name.rpartition("/")[2]
-
-
-def _sum_over_ranks(vector: np.ndarray) -> np.ndarray:
-    return comm.reduce_dict({"": torch.from_numpy(vector)}, average=False)[""].numpy()

@@ -4,7 +4,7 @@ import torch
 
 from engine.events.scalar import fetch
 
-Column = tuple[list[float], list[int]]  # values of one scalar, and their iterations
+NewValues = tuple[list[float], list[int]]  # of one scalar, and their iterations
 Converted = list[tuple[str, float, int]]  # name, value and iteration of what was a tensor
 
 
@@ -33,7 +33,7 @@ class ScalarLog:
                 f"{smoothing_hint} now; use one of them everywhere, or another name"
             )
 
-    def take(self) -> tuple[dict[str, Column], Converted]:
+    def take(self) -> tuple[dict[str, NewValues], Converted]:
         """Empty the log: its scalars by name, and those of them that were tensors until now."""
         entries = self.entries[:]
         del self.entries[: len(entries)]  # what another thread puts meanwhile stays
@@ -49,10 +49,10 @@ class ScalarLog:
         return _columns(names, values, iterations), converted
 
 
-def _columns(names: list[str], values: list[float], iterations: list[int]) -> dict[str, Column]:
+def _columns(names: list[str], values: list[float], iterations: list[int]) -> dict[str, NewValues]:
     # Most steps put the same names in the same order: then a column is every count-th value.
     start, count = _find_cycles(names) if names else (0, 0)
-    columns: dict[str, Column] = {}
+    columns: dict[str, NewValues] = {}
     for name, value, iteration in zip(names[:start], values, iterations, strict=False):
         column = columns.setdefault(name, ([], []))
         column[0].append(value)

@@ -309,11 +309,11 @@ class EventStorage:
             return
         self.sync()
         joint = self._over_ranks.join(self._histories, self._log.hints, self._log.iteration)
-        for name, (replaced, values, iterations) in joint.items():
-            self._log.hints.setdefault(name, self._over_ranks.hints[name])
+        for name, (replaced, column) in joint.items():
             if name not in self._histories:
+                self._log.hints.setdefault(name, self._over_ranks.hints[name])
                 self._histories[name] = self._new_history()
-            self._histories[name].replace_last(replaced, values, iterations)
+            self._histories[name].replace_last(replaced, column)
         self._unshown.update(dict.fromkeys(joint))
 
     def on_converted(self, callback: Callable[[Converted], None]) -> None:

@@ -133,6 +133,15 @@ def reduce_dict(
     }
 
 
+def sum_over_ranks(vector: np.ndarray) -> np.ndarray:
+    """The sum of the ranks' vectors, all of one length, on every rank."""
+    if get_world_size() == 1:
+        return vector
+    total = torch.from_numpy(vector.copy())
+    dist.all_reduce(total, group=_gloo_group(dist.group.WORLD))
+    return total.numpy()
+
+
 def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 

@@ -1,6 +1,7 @@
 import io
 import math
 import tracemalloc
+from array import array
 from itertools import takewhile
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.events import HistoryBuffer
+from engine.events.history import Column
 
 VALUES = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf])
 ITERATIONS = st.none() | st.integers(0, 60)  # often equal, often out of order
@@ -23,6 +25,10 @@ def filled(values, max_length=1000) -> HistoryBuffer:
     for iteration, value in enumerate(values):
         buffer.update(value, iteration)
     return buffer
+
+
+def column(values: list[float], iterations: list[int]) -> Column:
+    return Column(array("d", values), array("q", iterations))
 
 
 def same(ours: float, expected: float) -> bool:
@@ -208,20 +214,20 @@ def test_memory_is_bounded_by_the_length():
 
 def test_the_values_after_some_count_are_those_kept_of_them():
     buffer = filled([1.0, 2.0, 3.0, 4.0])
-    assert buffer.since(2) == ([3.0, 4.0], [2, 3])
-    assert buffer.since(4) == ([], [])
+    assert buffer.since(2) == column([3.0, 4.0], [2, 3])
+    assert buffer.since(4) == column([], [])
     short = filled([float(i) for i in range(40)], max_length=10)
     assert short.count == 40
-    assert short.since(0)[0][-10:] == [float(i) for i in range(30, 40)]
+    assert short.since(0).values[-10:].tolist() == [float(i) for i in range(30, 40)]
 
 
 def test_the_last_values_can_be_replaced_in_all_that_is_told_of_them():
     buffer = filled([1.0, 2.0, 3.0, 4.0])
     assert buffer.global_avg() == 2.5
-    buffer.replace_last(2, [5.0, 6.0, 7.0], [2, 3, 4])
+    buffer.replace_last(2, column([5.0, 6.0, 7.0], [2, 3, 4]))
     assert buffer.values() == [(1.0, 0), (2.0, 1), (5.0, 2), (6.0, 3), (7.0, 4)]
     assert (buffer.count, buffer.global_avg(), buffer.latest()) == (5, 4.2, 7.0)
-    buffer.replace_last(0, [8.0], [5])
+    buffer.replace_last(0, column([8.0], [5]))
     assert (buffer.count, buffer.latest()) == (6, 8.0)
 
 

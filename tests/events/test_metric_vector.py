@@ -1,15 +1,21 @@
 import math
+from array import array
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.events.metric_vector import MetricVector, Reduced, fill_slots
+from engine.events.history import Column
+from engine.events.metric_vector import MetricVector, Reduced, fill_rows
 
 WINDOW = range(10, 14)
 put = st.dictionaries(st.sampled_from(WINDOW), st.floats(-1e6, 1e6), min_size=1)
 ranks_of_puts = st.lists(put, min_size=1, max_size=5)
+
+
+def column(puts: dict[int, float]) -> Column:
+    return Column(array("d", puts.values()), array("q", puts))
 
 
 def reduce(*ranks: dict[str, dict[int, float]], times: tuple[str, ...] = ()) -> Reduced:
@@ -18,9 +24,7 @@ def reduce(*ranks: dict[str, dict[int, float]], times: tuple[str, ...] = ()) -> 
     size, slots = len(ranks), len(WINDOW) + 1
     vectors = [MetricVector(means, times, slots, rank, size) for rank in range(size)]
     packed = [
-        vector.pack(
-            {name: fill_slots([*v.values()], [*v], WINDOW) for name, v in puts.items()}, header=7.0
-        )
+        vector.pack({name: column(v) for name, v in puts.items()}, WINDOW, header=7.0)
         for vector, puts in zip(vectors, ranks, strict=True)
     ]
     assert sum(one[0] for one in packed) == 7.0 * size
@@ -76,8 +80,17 @@ def test_values_from_before_the_window_are_told_by_the_last_of_them():
 
 
 def test_of_several_values_in_an_iteration_a_rank_gives_the_mean():
-    row = fill_slots([1.0, 2.0, 6.0], [11, 13, 13], WINDOW)
-    assert row == [0, 0, 1.0, 0, 4.0, 0, 0, 1, 0, 1, 0]
+    column = Column(array("d", [1.0, 2.0, 6.0]), array("q", [11, 13, 13]))
+    assert fill_rows([column], WINDOW).tolist() == [[0, 0, 1.0, 0, 4.0, 0, 0, 1, 0, 1, 0]]
+
+
+def test_names_with_a_value_in_each_iteration_are_filled_in_as_others_are():
+    puts = [{13: 4.0}, {12: 1.0, 13: 2.0}, {12: 5.0}, {11: 7.0, 12: 8.0, 13: 9.0}, {13: 3.0}]
+    rows = fill_rows([None, *map(column, puts)], WINDOW).tolist()
+    assert rows[0] == [0.0] * 11
+    for row, put in zip(rows[1:], puts, strict=True):
+        assert row[:5] == [0.0, *(put.get(iteration, 0.0) for iteration in WINDOW)]
+        assert row[5:] == [0.0, *(float(iteration in put) for iteration in WINDOW), 0.0]
 
 
 def test_without_names_there_is_the_header_alone():

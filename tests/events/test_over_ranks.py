@@ -77,7 +77,7 @@ class CountCollectives(HookBase):
     def __init__(self) -> None:
         self.by_step: dict[int, Counter[str]] = {}
         self._counts: Counter[str] = Counter()
-        for name in ("reduce_dict", "all_gather"):
+        for name in ("sum_over_ranks", "all_gather"):
             setattr(comm, name, self._counted(name, getattr(comm, name)))
 
     def _counted(self, name, function):
@@ -233,8 +233,8 @@ def test_a_resumed_run_has_the_lines_it_would_have_had(processes):
 def test_a_hundred_metrics_take_one_collective_where_they_are_written(processes):
     for process in processes:
         new_names, *writes = process["collectives"].items()
-        assert new_names == ("4", {"reduce_dict": 2, "all_gather": 1})
-        assert writes == [(step, {"reduce_dict": 1}) for step in ("9", "14", "19")]
+        assert new_names == ("4", {"sum_over_ranks": 2, "all_gather": 1})
+        assert writes == [(step, {"sum_over_ranks": 1}) for step in ("9", "14", "19")]
     assert processes[0]["many"][-1]["metric99"] == 49.5
 
 
