@@ -4,7 +4,7 @@ import json
 import math
 import os
 
-from engine.events.storage import get_event_storage
+from engine.events.current import get_event_storage
 from engine.events.writer import EventWriter, without_written
 from engine.utils.append_file import AppendFile
 

@@ -8,9 +8,10 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from engine.events import scalar
+from engine.events.current import get_event_storage
 from engine.events.scalar_log import Converted
 from engine.events.step_metrics import Numbers
-from engine.events.storage import EventStorage, get_event_storage
+from engine.events.storage import EventStorage
 from engine.parallel import comm
 
 logger = logging.getLogger(__name__)

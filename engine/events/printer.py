@@ -7,7 +7,8 @@ import time
 
 import torch
 
-from engine.events.storage import EventStorage, get_event_storage
+from engine.events.current import get_event_storage
+from engine.events.storage import EventStorage
 from engine.events.writer import EventWriter
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
+from engine.events.current import get_event_storage
 from engine.events.scalar import as_scalar
-from engine.events.storage import get_event_storage
 
 Metrics = dict[str, Any]  # what a model returns in training: losses, and other scalars
 Numbers = dict[str, float | torch.Tensor]  # the same as they are stored

@@ -1,6 +1,5 @@
 """EventStorage: the shared memory of a run. What is measured goes in, what is written comes out."""
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from engine.events.current import close_storage, open_storage
 from engine.events.history import HistoryBuffer
 from engine.events.media import (
     MediaQueue,
@@ -29,36 +29,6 @@ from engine.utils.unique_names import unique_names
 
 KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
 MAX_LOG = 3 * 2_000  # entries of scalars that wait for a reader before they are sorted in anyway
-
-
-class _StorageStack(threading.local):
-    def __init__(self) -> None:
-        self.storages: list[EventStorage] = []
-
-
-_STACK = _StorageStack()
-
-
-class NoEventStorageError(RuntimeError, AssertionError):
-    """No storage is open here. (An AssertionError too: code for detectron2 may catch that.)"""
-
-
-def get_event_storage() -> "EventStorage":
-    """The storage of the innermost `with EventStorage(...)` that this thread is in."""
-    storages = _STACK.storages
-    if storages:
-        return storages[-1]
-    raise NoEventStorageError(
-        "get_event_storage() was called outside of a `with EventStorage(start_iter) as storage:` "
-        "block. A trainer opens one for its run; open one around your own loop, or ask "
-        "has_event_storage() first. Each thread has its own: enter the same storage with "
-        "`with storage:` in a thread that shall use it."
-    )
-
-
-def has_event_storage() -> bool:
-    """Whether `get_event_storage()` would find a storage."""
-    return bool(_STACK.storages)
 
 
 @dataclass
@@ -366,7 +336,7 @@ class EventStorage:
         self._saved_cursors = dict(state["cursors"])
 
     def __enter__(self) -> "EventStorage":
-        _STACK.storages.append(self)
+        open_storage(self)
         return self
 
     def __exit__(
@@ -375,8 +345,7 @@ class EventStorage:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        stack = _STACK.storages
-        del stack[len(stack) - 1 - stack[::-1].index(self)]  # the last one: it may be there twice
+        close_storage(self)
 
     def __getattr__(self, name: str) -> Any:
         raise NeverSetError(name=name, obj=self)

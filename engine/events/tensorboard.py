@@ -5,13 +5,13 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from engine.events.current import get_event_storage
 from engine.events.event_files import (
     cut_event_files,
     move_aside,
     new_event_file,
     own_event_files,
 )
-from engine.events.storage import get_event_storage
 from engine.events.tensorboard_record import (
     encode_event,
     encode_head,
