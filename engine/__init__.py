@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine import hooks
 from engine.events import EventStorage, get_event_storage, has_event_storage
-from engine.hooks import HookBase
+from engine.hooks import *  # noqa: F403
 from engine.launch import DEFAULT_TIMEOUT, launch
 from engine.simple_trainer import AMPTrainer, SimpleTrainer
 from engine.train_loop import TrainerBase
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    *hooks.__all__,
     "DEFAULT_TIMEOUT",
     "AMPTrainer",
     "DefaultPredictor",
     "DefaultTrainer",
     "EventStorage",
-    "HookBase",
     "SimpleTrainer",
     "TrainerBase",
     "create_ddp_model",

@@ -5,7 +5,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from engine.evaluation import (
     ClassificationEvaluator,
     DatasetEvaluator,
     LanguageModelEvaluator,
+    as_json,
     inference_on_dataset,
     print_csv_format,
     results_table,
@@ -117,7 +118,6 @@ class DefaultTrainer(TrainerBase):
         self.cfg = lengths_in_iterations(cfg, self._trainer.epoch_length)
         self.max_iter = self.cfg.SOLVER.MAX_ITER
         self.scheduler = self.build_lr_scheduler(self.cfg, optimizer)
-        self._config_text = self.cfg.dump()
         self.checkpointer = Checkpointer(
             model,
             cfg.OUTPUT_DIR,
@@ -142,10 +142,11 @@ class DefaultTrainer(TrainerBase):
         afterwards, the run was stopped by a signal or a time limit, and is to be resumed.
         """
         super().train(self.start_iter, self.max_iter)
+        results = vars(self).get("last_eval_results", {})  # a constructor may be the user's own
         # Evaluators may give their results to the main process only.
         if comm.is_main_process() and self.has_advanced and not self.requeue:
-            verify_results(self.cfg, self.last_eval_results)
-        return self.last_eval_results
+            verify_results(self.cfg, results)
+        return results
 
     def before_train(self) -> None:
         self._trainer.start_data_at(self.start_iter)
@@ -164,6 +165,7 @@ class DefaultTrainer(TrainerBase):
                 epoch_length=self.epoch_length,
             )
         super().before_train()
+        track_reads(self.cfg)  # it is since the start, unless the constructor is the user's own
         self._list_unread_keys()
 
     def run_step(self) -> None:
@@ -192,7 +194,8 @@ class DefaultTrainer(TrainerBase):
 
         the step is timed first; averages and statistics change the weights that an evaluation
         sees; writers come after all that is measured, and checkpoints last, so that they hold
-        what the other hooks did in their step.
+        what the other hooks did in their step. The last in the list is the PeriodicWriter, as in
+        detectron2.
         """
         cfg = self.cfg
         on = {name: node.ENABLED for name, node in cfg.DEFAULT_HOOKS.items()}
@@ -208,11 +211,6 @@ class DefaultTrainer(TrainerBase):
             hooks.EvalHook(cfg.TEST.EVAL_PERIOD, evaluate) if on["EvalHook"] else None,
             self._build_best_checkpointer(),
             build_early_stopping(cfg),
-            hooks.PeriodicWriter(
-                self.build_writers() if is_main else [], cfg.LOG_PERIOD, over_ranks=True
-            )
-            if on["PeriodicWriter"]
-            else None,
             hooks.ProgressBar(cfg.LOG_PERIOD) if on["ProgressBar"] and is_main else None,
             hooks.PeriodicCheckpointer(
                 self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=keep
@@ -223,6 +221,11 @@ class DefaultTrainer(TrainerBase):
             hooks.StopOnSignal() if on["StopOnSignal"] else None,
             *map(build_hook, cfg.HOOKS),
             build_watchdog(cfg),
+            hooks.PeriodicWriter(
+                self.build_writers() if is_main else [], cfg.LOG_PERIOD, over_ranks=True
+            )
+            if on["PeriodicWriter"]
+            else None,
         ]
 
     def build_writers(self) -> list[EventWriter]:
@@ -308,7 +311,7 @@ class DefaultTrainer(TrainerBase):
             if cfg.OUTPUT_DIR:
                 os.makedirs(cfg.OUTPUT_DIR, exist_ok=True)
                 with atomic_write(os.path.join(cfg.OUTPUT_DIR, "results.json"), "w") as file:
-                    json.dump(results, file, indent=2)
+                    json.dump(as_json(results), file, indent=2, allow_nan=False)
         return next(iter(results.values())) if len(results) == 1 else results
 
     @classmethod
@@ -357,6 +360,7 @@ class DefaultTrainer(TrainerBase):
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Drop the data loader, then take the one that the function builds."""
         self._trainer.reset_data_loader(data_loader_builder)
+        self._trainer.start_data_at(self._next_iter)
 
     def _refuse_unknown_test_sets(self, cfg: CfgNode) -> None:
         # Now, and not at the first evaluation. A test loader of the user's own knows its names.
@@ -367,6 +371,10 @@ class DefaultTrainer(TrainerBase):
             for member in members_of(cfg, name):
                 if member not in DatasetCatalog:
                     DatasetCatalog.get(member)  # raises, with the nearest name
+
+    @cached_property
+    def _config_text(self) -> str:
+        return self.cfg.dump()
 
     def _list_unread_keys(self) -> None:
         will_be_read: tuple[str, ...] = ()

@@ -258,6 +258,7 @@ def _join_group(job: Job) -> None:
         timeout=job.timeout,
     )
     os.environ["RANK"] = str(rank)
+    comm.timeout = job.timeout
     backend = BACKENDS[set_current_device(local_rank)]
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=job.timeout

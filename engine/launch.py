@@ -113,6 +113,7 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
         address = find_local_address(*split_endpoint(place.master))
         if interface := find_interface(address):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    comm.timeout = timeout
     backend = BACKENDS[set_current_device(place.local_rank)]
     dist.init_process_group(backend, init_method="env://", timeout=timeout)
     comm.create_local_process_group(place.local_size)

@@ -1,6 +1,7 @@
 """Models by name: the registry, building the one that a config names, and loading its weights."""
 
 import logging
+from inspect import signature
 
 from torch import nn
 
@@ -18,9 +19,12 @@ META_ARCH_REGISTRY = Registry("META_ARCH")
 def build_model(cfg: CfgNode) -> nn.Module:
     """The model MODEL.META_ARCHITECTURE, made with MODEL.ARGS, on MODEL.DEVICE.
 
-    The name is a registered one, or an import path such as `engine.zoo.digits:DigitsNet`.
+    The name is a registered one, or an import path such as `engine.zoo.digits:DigitsNet`. What is
+    `configurable`, or has `cfg` as its first argument, gets the config too.
     """
-    model = find(META_ARCH_REGISTRY, cfg.MODEL.META_ARCHITECTURE)(**cfg.MODEL.ARGS)
+    make = find(META_ARCH_REGISTRY, cfg.MODEL.META_ARCHITECTURE)
+    takes_cfg = hasattr(make, "from_config") or next(iter(signature(make).parameters), "") == "cfg"
+    model = make(cfg, **cfg.MODEL.ARGS) if takes_cfg else make(**cfg.MODEL.ARGS)
     return model.to(choose_device(cfg.MODEL.DEVICE))
 
 
@@ -29,6 +33,7 @@ def load_weights(cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
     checkpoint; their average where EMA is on."""
     loaded = Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(cfg.MODEL.WEIGHTS, resume=resume)
     hook_states = loaded.get("trainer", {}).get("hooks", {})
-    if cfg.EMA.ENABLED and "EMAHook" in hook_states:
+    is_averaged = cfg.EMA.ENABLED or "EMAHook" in str(cfg.HOOKS)
+    if is_averaged and hook_states.get("EMAHook", {}).get("average"):
         model.load_state_dict(hook_states["EMAHook"]["average"], strict=False)
-        logger.info("The averaged weights are used (EMA.ENABLED)")
+        logger.info("The averaged weights are used, as in evaluations while training (EMAHook)")

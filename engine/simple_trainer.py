@@ -121,6 +121,7 @@ class SimpleTrainer(TrainerBase):
         """Drop the data loader, then take the one that the function builds."""
         self.data_loader = ()  # frees the old loader before the new one needs its memory
         self.data_loader = data_loader_builder()
+        self.start_data_at(self._next_iter)
 
     def before_train(self) -> None:
         self.start_data_at(self.start_iter)
@@ -254,6 +255,8 @@ class AMPTrainer(SimpleTrainer):
                 self._device_type, enabled=precision == torch.float16
             )
         self.grad_scaler = grad_scaler
+        # A scaler says itself which steps the optimizer leaves out on the device.
+        self.nonfinite.may_leave_to_device = not grad_scaler.is_enabled()
         self.precision = precision
         self.log_grad_scaler = log_grad_scaler
         is_bfloat16_on_cpu = (self._device_type, precision) == ("cpu", torch.bfloat16)
@@ -295,4 +298,8 @@ class AMPTrainer(SimpleTrainer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
+        saved = state_dict.get("grad_scaler")  # none of a run in another precision
+        if saved and self.grad_scaler.is_enabled():
+            self.grad_scaler.load_state_dict(saved)
+        elif saved or self.grad_scaler.is_enabled():
+            logger.warning("The checkpoint is of another precision: its loss scale is not used")

@@ -187,7 +187,10 @@ def _write_down(cfg: Any, output_dir: str) -> None:
     else:
         from engine.config import LazyConfig
 
-        LazyConfig.save(cfg, os.path.join(output_dir, "config.yaml"))
+        try:
+            LazyConfig.save(cfg, os.path.join(output_dir, "config.yaml"))
+        except ValueError as error:
+            logger.warning("config.yaml is not written: %s", error)
     _write(os.path.join(output_dir, "environment.txt"), collect_env_info())
     with open(os.path.join(output_dir, "command.txt"), "a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n")

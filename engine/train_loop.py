@@ -1,6 +1,7 @@
 """The loop: TrainerBase runs hooks around any step."""
 
 import logging
+import sys
 import weakref
 from collections.abc import Sequence
 from importlib import import_module
@@ -34,6 +35,7 @@ class TrainerBase:
         self._stopping = StopDecision()
         self._hook_list = HookList()
         self._is_training = False
+        self._handled_error: BaseException | None = None
         self._iter_is_ahead = False  # `iter` is begun or next, but not finished
         self._outer: TrainerBase | None = None  # the trainer whose run_step calls this one's
         self._run_state = RunState(self)
@@ -113,11 +115,15 @@ class TrainerBase:
 
     def before_train(self) -> None:
         self._is_training = True
+        self._handled_error = sys.exc_info()[1]  # of a program that trains again after it
         self._link_inner(weakref.proxy(self))
         self._hook_list.start()
 
     def after_train(self) -> None:
         self._is_training = False
+        # A `train` of the user's own may call this in a `finally`, with an error on its way.
+        self.failed = self.failed or sys.exc_info()[1] not in (None, self._handled_error)
+        self._iter_is_ahead = self._iter_is_ahead or self.iter >= self.max_iter
         self._link_inner(None)
         self.storage.iter = self.iter
         self._hook_list.finish()
@@ -159,7 +165,7 @@ class TrainerBase:
 
     def after_eval(self, results: dict[str, Any]) -> None:
         self._run_state.end_evaluation()
-        self._hook_list.run("after_eval", results)
+        self._hook_list.run_all("after_eval", results)
 
     # --- hooks and state --------------------------------------------------------------------
 
@@ -205,6 +211,11 @@ class TrainerBase:
         ranks do not have the hook, only rank 0's state is saved, and a resumed run is not exact.
         """
         self._run_state.gather_random_states(hook)
+
+    @property
+    def _next_iter(self) -> int:
+        """The iteration that is not finished yet."""
+        return self.iter if self._iter_is_ahead else self.iter + 1
 
     def _prepare(self, start_iter: int, max_iter: int) -> None:
         if not 0 <= start_iter <= max_iter:

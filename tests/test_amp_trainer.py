@@ -155,6 +155,39 @@ def test_a_resumed_run_ends_with_the_same_weights_and_scale(model, batches, tmp_
     assert losses(resumed) == losses(straight)
 
 
+def test_a_run_may_be_resumed_in_another_precision(model, batches, log):
+    plain = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.01))
+    plain.train(0, 2)
+    half = make_trainer(model, batches, precision=torch.float16)
+    half.load_state_dict(plain.state_dict())
+    half.train(2, 4)
+    brain = make_trainer(model, batches, precision=torch.bfloat16)
+    brain.load_state_dict(half.state_dict())
+    again = make_trainer(model, batches, precision=torch.float16)
+    again.load_state_dict(brain.state_dict())
+    assert log.text.count("of another precision: its loss scale is not used") == 3
+
+
+def test_on_an_accelerator_a_bad_loss_with_good_gradients_is_skipped_beside_a_scaler(monkeypatch):
+    monkeypatch.setattr("engine.events.scalar.DEFERS_ALL", True)
+
+    class OneBadLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, batch):
+            return {"loss": self.weight * 1.0, "loss_other": self.weight * 0 + batch}
+
+    model = OneBadLoss()
+    optimizer = torch.optim.SGD(model.parameters(), 0.125, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    batches = [1.0, 1.0, math.inf, 1.0]
+    trainer = AMPTrainer(model, batches, optimizer, grad_scaler=scaler, nonfinite="skip")
+    trainer.train(0, 4)
+    assert (trainer.nonfinite.skipped, model.weight.item()) == (1, 1 - 3 * 0.125)
+
+
 class Fit(nn.Module):
     """Two layers that learn to give 1, large enough for the CPU's fast kernels."""
 

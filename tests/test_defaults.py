@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine import HookBase, hooks
+from engine import HookBase, SimpleTrainer, TrainerBase, hooks
+from engine.checkpoint import Checkpointer
 from engine.config import ConfigError
 from engine.data import build_test_loader, get_dataset
 from engine.defaults import HOOK_REGISTRY, DefaultTrainer
@@ -208,6 +209,38 @@ def test_model_optimizer_and_loader_are_those_of_the_inner_trainer(digits_cfg):
     assert inner.data_loader == [3]
 
 
+def test_the_last_of_the_default_hooks_writes_as_in_detectron2(digits_cfg):
+    class Trainer(DefaultTrainer):
+        def build_hooks(self):
+            hook_list = super().build_hooks()
+            assert isinstance(hook_list[-1], hooks.PeriodicWriter)
+            hook_list[-1] = hooks.PeriodicWriter(self.build_writers(), period=5)
+            return hook_list
+
+    assert names(Trainer(digits_cfg())).count("PeriodicWriter") == 1
+
+
+def test_a_constructor_may_be_written_out(digits_cfg, tmp_path):
+    class Trainer(DefaultTrainer):
+        def __init__(self, cfg) -> None:
+            TrainerBase.__init__(self)
+            model = self.build_model(cfg)
+            optimizer = self.build_optimizer(cfg, model)
+            self._trainer = SimpleTrainer(model, self.build_train_loader(cfg), optimizer)
+            self.scheduler = self.build_lr_scheduler(cfg, optimizer)
+            self.checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
+            self.max_iter = cfg.SOLVER.MAX_ITER
+            self.cfg = cfg
+            self.register_hooks(self.build_hooks())
+
+    trainer = Trainer(digits_cfg())
+    trainer.resume_or_load(resume=False)
+    assert "accuracy" in trainer.train()["classification"]
+    assert (tmp_path / "run" / "model_final.pth").exists()
+    no_evaluation = Trainer(digits_cfg("DEFAULT_HOOKS.EvalHook.ENABLED", False))
+    assert no_evaluation.train() == {}
+
+
 def test_a_trainer_is_freed_with_its_last_use(digits_cfg):
     trainer = DefaultTrainer(digits_cfg("EMA.ENABLED", True))
     trainer.train()
@@ -270,8 +303,7 @@ def test_a_run_with_no_hooks_leaves_no_files(digits_cfg, tmp_path):
 def test_hooks_of_the_config_have_their_arguments_and_priority(digits_cfg):
     entry = "[{NAME: EarlyStopping, METRIC: +a, PATIENCE: 3, PRIORITY: VERY_LOW}]"
     built = DefaultTrainer(digits_cfg("HOOKS", entry))._hooks
-    hook = [hook for hook in built if hook.priority < hooks.Priority.LOWEST][-1]
-    assert isinstance(hook, hooks.EarlyStopping)
+    [hook] = [hook for hook in built if isinstance(hook, hooks.EarlyStopping)]
     assert (hook.priority, hook.patience) == (hooks.Priority.VERY_LOW, 3)
 
 

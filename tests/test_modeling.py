@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from engine.config import configurable
 from engine.modeling import META_ARCH_REGISTRY, build_model, load_weights
 
 pytestmark = pytest.mark.usefixtures("log")
@@ -22,6 +23,32 @@ def test_a_registered_model_is_built_with_its_arguments(digits_cfg, registered):
     model = build_model(digits_cfg("MODEL.META_ARCHITECTURE", "ModelOfATest"))
     assert type(model) is registered
     assert model.in_features == 16
+
+
+@pytest.mark.parametrize("kind", ["cfg", "configurable", "function"])
+def test_a_model_that_wants_the_config_gets_it(digits_cfg, kind):
+    class WithCfg(nn.Linear):
+        def __init__(self, cfg):
+            super().__init__(cfg.SOLVER.MAX_ITER, 1)
+
+    class Configurable(nn.Linear):
+        @configurable
+        def __init__(self, *, inputs):
+            super().__init__(inputs, 1)
+
+        @classmethod
+        def from_config(cls, cfg):
+            return {"inputs": cfg.SOLVER.MAX_ITER}
+
+    made = {"cfg": WithCfg, "configurable": Configurable, "function": lambda cfg: WithCfg(cfg)}
+    META_ARCH_REGISTRY._do_register("ModelOfATest", made[kind])
+    cfg = digits_cfg("MODEL.META_ARCHITECTURE", "ModelOfATest").clone()
+    cfg.MODEL.ARGS.clear()
+    try:
+        model = build_model(cfg)
+    finally:
+        META_ARCH_REGISTRY._obj_map.pop("ModelOfATest")
+    assert model.in_features == 20
 
 
 def test_a_model_may_be_named_by_its_import_path(digits_cfg):
@@ -60,8 +87,8 @@ def test_weights_come_from_the_file_or_from_the_run(digits_cfg, tmp_path):
 
 
 def test_averaged_weights_are_used_where_the_config_says_so(digits_cfg, tmp_path):
-    def first_weight(ema):
-        cfg = digits_cfg("MODEL.WEIGHTS", str(tmp_path / "m.pth"), "EMA.ENABLED", ema)
+    def first_weight(*options):
+        cfg = digits_cfg("MODEL.WEIGHTS", str(tmp_path / "m.pth"), *options)
         model = build_model(cfg)
         load_weights(cfg, model)
         return next(model.parameters()).flatten()[0].item()
@@ -70,8 +97,9 @@ def test_averaged_weights_are_used_where_the_config_says_so(digits_cfg, tmp_path
     average = {name: torch.full_like(tensor, 5.0) for name, tensor in weights.items()}
     states = {"hooks": {"EMAHook": {"average": average, "count": 1}}}
     torch.save({"model": weights, "trainer": states}, tmp_path / "m.pth")
-    assert first_weight(ema=True) == 5.0
-    assert first_weight(ema=False) == next(iter(weights.values())).flatten()[0]
+    assert first_weight("EMA.ENABLED", True) == 5.0
+    assert first_weight("HOOKS", "[{NAME: EMAHook, DECAY: 0.5}]") == 5.0
+    assert first_weight() == next(iter(weights.values())).flatten()[0]
 
 
 def test_a_missing_file_of_weights_is_named(digits_cfg, tmp_path):

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +11,17 @@ import torch
 from fvcore.common.param_scheduler import CosineParamScheduler
 from torch import nn
 
-from engine import SimpleTrainer, TrainerBase, get_event_storage
+from engine import EventStorage, SimpleTrainer, TrainerBase, get_event_storage
+from engine.checkpoint import Checkpointer
 from engine.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
-from engine.hooks import CallbackHook, IterationTimer, LRScheduler, PeriodicWriter
+from engine.hooks import (
+    CallbackHook,
+    EvalHook,
+    IterationTimer,
+    LRScheduler,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+)
 from engine.solver import GradientClipper
 
 
@@ -436,3 +445,48 @@ def test_the_module_of_detectron2s_name_has_it_too():
     assert train_loop.SimpleTrainer is SimpleTrainer
     with pytest.raises(AttributeError, match="SimplerTrainer"):
         train_loop.SimplerTrainer  # noqa: B018 the access is what is tested
+
+
+class OwnLoop(SimpleTrainer):
+    """Has the loop written out, as users of detectron2 do."""
+
+    def train(self, start_iter: int, max_iter: int) -> None:
+        self.iter = self.start_iter = start_iter
+        self.max_iter = max_iter
+        with EventStorage(start_iter) as self.storage:
+            try:
+                self.before_train()
+                for self.iter in range(start_iter, max_iter):
+                    self.before_step()
+                    self.run_step()
+                    self.after_step()
+                self.iter += 1
+            finally:
+                self.after_train()
+
+
+def test_a_loop_of_ones_own_saves_what_it_has_done(model, batches, tmp_path):
+    trainer = OwnLoop(model, batches, torch.optim.SGD(model.parameters(), 0.01))
+    checkpointer = Checkpointer(model, tmp_path, trainer=weakref.proxy(trainer))
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 4)])
+    trainer.train(0, 10)
+    saved = torch.load(tmp_path / "model_final.pth", weights_only=True)
+    assert saved["trainer"]["iteration"] == 9
+
+
+def test_a_loop_of_ones_own_that_fails_has_failed(model, batches, tmp_path):
+    evaluated = []
+    batches[3] = None  # its step fails
+    trainer = OwnLoop(model, batches, torch.optim.SGD(model.parameters(), 0.01))
+    checkpointer = PeriodicCheckpointer(Checkpointer(model, tmp_path), 100)
+    trainer.register_hooks([EvalHook(0, lambda: evaluated.append(1)), checkpointer])
+    with pytest.raises(TypeError):
+        trainer.train(0, 5)
+    assert (trainer.failed, evaluated) == (True, [])
+    assert not (tmp_path / "last_checkpoint").exists()
+    trainer.failed, trainer.data_loader = False, batches[:3]
+    try:
+        raise KeyError("what the program handles by training on")
+    except KeyError:
+        trainer.train(0, 3)
+    assert (trainer.failed, evaluated) == (False, [1])

@@ -139,6 +139,18 @@ def test_a_lazy_config_is_taken_too(tmp_path):
     assert LazyConfig.load(str(tmp_path / "run" / "config.yaml")).train.seed == 7
 
 
+def test_a_lazy_config_that_yaml_cannot_hold_does_not_stop_the_run(tmp_path):
+    path = tmp_path / "lazy.py"
+    path.write_text(
+        f"train = dict(output_dir={str(tmp_path / 'run')!r}, seed=7)\n"
+        "optimizer = dict(factor=lambda step: 1)\n"
+    )
+    default_setup(LazyConfig.load(str(path)), {})
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "config.yaml is not written: YAML cannot hold\n  optimizer.factor" in log
+    assert (tmp_path / "run" / "environment.txt").exists()
+
+
 def test_an_output_folder_that_cannot_be_written_to_is_an_error_at_once(digits_cfg, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(

@@ -68,6 +68,7 @@ class StateCopy:
         """The state as plain values, with tensors that nothing else changes."""
         before, self._memory = self._memory, {}  # of tensors that are gone the memory is freed
         seen: dict[tuple, torch.Tensor] = {}
+        under_way: set[torch.device] = set()  # devices with copies that are not waited for yet
 
         def copy(tensor: torch.Tensor, where: str) -> torch.Tensor:
             tensor = tensor.detach()
@@ -81,11 +82,13 @@ class StateCopy:
             if memory is None or (memory.shape, memory.dtype) != (tensor.shape, tensor.dtype):
                 memory = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
             self._memory[where] = seen[place] = memory
-            return memory.copy_(tensor, non_blocking=True)
+            if tensor.is_cuda:
+                under_way.add(tensor.device)
+            return memory.copy_(tensor, non_blocking=tensor.is_cuda)
 
         data = {key: as_plain(value, key, copy) for key, value in state.items()}
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        for device in under_way:
+            torch.cuda.synchronize(device)
         return data
 
 

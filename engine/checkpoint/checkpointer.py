@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from tabulate import tabulate
 from torch import nn
 
 from engine.checkpoint.background import BackgroundSaves
-from engine.checkpoint.finite import first_nonfinite, is_finite
+from engine.checkpoint.finite import first_nonfinite, infinite_constants
 from engine.checkpoint.folder import (
     delete_checkpoint,
     is_listed,
@@ -72,6 +72,8 @@ class Checkpointer(FvcoreCheckpointer):
         background: bool = False,
         **checkpointables: Any,
     ) -> None:
+        if save_to_disk is not False:
+            _refuse_remote(save_dir)
         if save_to_disk is None:
             save_to_disk = comm.is_main_process()
         super().__init__(model, save_dir, save_to_disk=save_to_disk, **checkpointables)
@@ -82,8 +84,7 @@ class Checkpointer(FvcoreCheckpointer):
         self._manifest = Manifest(save_dir)
         self._background = BackgroundSaves() if background else None
         # A mask may be infinite by intention. What becomes so in training is not.
-        buffers = self.model.named_buffers()
-        self._unchecked = {name for name, buffer in buffers if not is_finite(buffer)}
+        self._unchecked = infinite_constants(self.model)
 
     def save(
         self,
@@ -114,6 +115,11 @@ class Checkpointer(FvcoreCheckpointer):
             write({key: as_plain(value, key) for key, value in state.items()})
         else:
             self._background.submit(partial(self._write_or_warn, write, path), state)
+
+    @property
+    def saves_in_background(self) -> bool:
+        """Whether `save` may return before the file is written."""
+        return self._background is not None and bool(self.save_dir) and self.save_to_disk
 
     def wait(self) -> None:
         """Return when what `save` was given is written; raises if something was not."""
@@ -162,7 +168,11 @@ class Checkpointer(FvcoreCheckpointer):
         return self.load(path, checkpointables=[])
 
     def begin_run(self) -> None:
-        """Have a resume no longer go on from what an earlier run has left in the folder."""
+        """Have a resume no longer go on from what an earlier run has left in the folder.
+
+        What is saved from now on is of a run of its own.
+        """
+        self.run = secrets.token_hex(8)
         if self.save_dir and self.save_to_disk and self._newest_first():
             self.tag_last_checkpoint(_NONE_YET)
 
@@ -279,14 +289,16 @@ class Checkpointer(FvcoreCheckpointer):
         self.path_manager.mkdirs(self.save_dir)
         self._manifest.finish_renames()
         for path in glob.glob(os.path.join(glob.escape(self.save_dir), "*.tmp")):
-            if re.search(r"\.[0-9a-f]{8}\.tmp$", path) and os.path.getmtime(path) < self._began:
-                delete_checkpoint(path)
+            if re.search(r"\.[0-9a-f]{8}\.tmp$", path):
+                with suppress(FileNotFoundError):  # it has just taken its name
+                    if os.path.getmtime(path) < self._began:
+                        delete_checkpoint(path)
 
     def _load(
         self, path: str, checkpointables: list[str] | None, *, is_joint: bool
     ) -> dict[str, Any]:
         self.wait()
-        self._loading = path
+        self._loading = path = path or ""  # of None, too, nothing is loaded
         path = path.removesuffix(_HEURISTICS).rstrip("/")
         if not path:
             self.logger.info("No checkpoint is given: the model starts from scratch")
@@ -335,6 +347,8 @@ class Checkpointer(FvcoreCheckpointer):
         except Exception as error:
             reason = _reason(error)  # without torch's advice to run what the file says
             raise CheckpointError(f"the checkpoint {f} cannot be loaded: {reason}") from None
+        if isinstance(loaded, dict) and "model" not in loaded and "state_dict" in loaded:
+            loaded = {"model": loaded["state_dict"]}  # as Lightning and others save
         if isinstance(loaded, dict) and isinstance(loaded.get("model", loaded), dict):
             return loaded if "model" in loaded else {"model": loaded}
         raise CheckpointError(f"the checkpoint {f} cannot be loaded: it holds no dict of weights")
@@ -377,6 +391,14 @@ def warn_of_failed_save(path: str, error: Exception) -> None:
         type(error).__name__,
         error,
     )
+
+
+def _refuse_remote(folder: str) -> None:
+    if re.match(r"[\w.+-]{2,}:/", os.fspath(folder)):  # of "//" a Path keeps one; C:/ is local
+        raise ValueError(
+            f"save_dir must be a local folder, got {os.fspath(folder)!r}: "
+            "mount it, or save to a local one and copy that"
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -1,9 +1,11 @@
 """States that are not worth keeping: weights or moments that are NaN or infinite."""
 
 from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
+from torch import nn
 
 from engine.parallel.fsdp import is_sharded_tensor
 
@@ -13,8 +15,7 @@ def first_nonfinite(data: dict[str, Any], unchecked: Collection[str] = ()) -> st
 
     `unchecked` names tensors of the model that may hold anything, such as masks of -inf.
     """
-    weights = ((name, value) for name, value in data.get("model", {}).items())
-    for name, tensor in weights:
+    for name, tensor in data.get("model", {}).items():
         if name not in unchecked and not is_finite(tensor):
             return name
     for where, tensor in _optimizer_tensors(data, ""):
@@ -32,8 +33,17 @@ def is_finite(value: Any) -> bool:
         return True
     if is_sharded_tensor(value):
         value = value.to_local()  # type: ignore[attr-defined]
-    # A sum is quick and needs no memory; only where it is not finite are all elements looked at.
-    return bool(value.sum(dtype=torch.float64).isfinite() or value.isfinite().all())
+    # A sum is quick and needs no memory; only where it is not finite, as it may overflow, are all
+    # elements looked at. Not in float64, which not all devices have.
+    return bool(value.sum(dtype=torch.float32).isfinite() or value.isfinite().all())
+
+
+def infinite_constants(model: nn.Module) -> set[str]:
+    """Names of the buffers and frozen parameters of a model that are not finite."""
+    tensors = chain(
+        model.named_buffers(remove_duplicate=False), model.named_parameters(remove_duplicate=False)
+    )
+    return {name for name, one in tensors if not one.requires_grad and not is_finite(one)}
 
 
 def _optimizer_tensors(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,11 +12,13 @@ TARGET = "_target_"
 def instantiate(cfg: Any) -> Any:
     """Call what `_target_` names with the other entries as arguments, those built first.
 
-    Lists are built item by item, a node made from a dataclass becomes that dataclass, and anything
-    else is returned as it is.
+    Lists and tuples are built item by item, a node made from a dataclass becomes that dataclass,
+    and anything else is returned as it is.
     """
     from omegaconf import DictConfig, ListConfig, OmegaConf
 
+    if isinstance(cfg, tuple) or type(cfg).__name__ == "TupleConfig":  # of omegaconf 2.4
+        return tuple(instantiate(item) for item in cfg)
     if isinstance(cfg, list | ListConfig):
         return [instantiate(item) for item in cfg]
     if isinstance(cfg, DictConfig) and is_dataclass(OmegaConf.get_type(cfg)):

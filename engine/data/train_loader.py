@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Sampler
 from engine.data.dataset import MapDataset
 from engine.data.samplers import rank_and_world_size
 from engine.data.seeds import derive_seed
-from engine.data.workers import hand_out, under_way
+from engine.data.workers import hand_out
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +66,6 @@ class TrainLoader:
         if load and "sampler" in state:
             load(state["sampler"])
         self.start_at(state["iteration"])
-
-    def samples_under_way(self) -> str:
-        """Which samples the workers are reading: what to look at when one of them hangs."""
-        return under_way(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         return self._hand_out(self._open(self._start), self._start)

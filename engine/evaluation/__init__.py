@@ -10,6 +10,7 @@ from engine.evaluation.evaluator import (
 from engine.evaluation.groups import GroupedEvaluator
 from engine.evaluation.language_model import LanguageModelEvaluator, count_bigrams
 from engine.evaluation.results import (
+    as_json,
     flatten_results_dict,
     print_csv_format,
     results_table,
@@ -24,6 +25,7 @@ __all__ = [
     "GroupedEvaluator",
     "LanguageModelEvaluator",
     "Totals",
+    "as_json",
     "count_bigrams",
     "flatten_results_dict",
     "inference_context",

@@ -5,6 +5,7 @@ Where rows of metrics are shown, those with a "-" in their names are left out: t
 """
 
 import logging
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -28,6 +29,14 @@ def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, float]:
                 raise ValueError(f"two results have the name {name!r}: rename one of them")
             flat[name] = value
     return flat
+
+
+def as_json(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The results as JSON can hold them: plain numbers, and null for NaN and infinity."""
+    return {
+        str(name): as_json(value) if isinstance(value, Mapping) else _as_json(str(name), value)
+        for name, value in results.items()
+    }
 
 
 def results_table(results: Mapping[str, Any]) -> str:
@@ -109,6 +118,11 @@ def _shown_rows(
         shown = {metric: value for metric, value in metrics.items() if "-" not in metric}
         if shown:
             yield path, shown
+
+
+def _as_json(name: str, value: Any) -> float | None:
+    number = value if type(value) is int else float(as_scalar(name, value))
+    return number if math.isfinite(number) else None
 
 
 def _parse(row: Sequence[Any]) -> tuple[str, float, float]:

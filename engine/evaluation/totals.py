@@ -26,7 +26,10 @@ class Totals:
         """Add a batch's values, which must have the same shape each time."""
         for name, value in values.items():
             waiting = self._waiting.setdefault(name, [])
-            waiting.append(value if isinstance(value, torch.Tensor) else torch.tensor(value))
+            if not isinstance(value, torch.Tensor):
+                dtype = torch.float64 if isinstance(value, float) else None
+                value = torch.tensor(value, dtype=dtype)
+            waiting.append(value)
             if len(waiting) == BATCHES_AT_ONCE:
                 self._fetch(name)
 

@@ -13,6 +13,7 @@ class _OpenStorages(threading.local):
 
 
 _OPEN = _OpenStorages()  # in each thread its own
+_OPEN_ANYWHERE: "list[EventStorage]" = []
 
 
 class NoEventStorageError(RuntimeError, AssertionError):
@@ -21,7 +22,7 @@ class NoEventStorageError(RuntimeError, AssertionError):
 
 def get_event_storage() -> "EventStorage":
     """The storage of the innermost `with EventStorage(...)` that this thread is in."""
-    stack = _OPEN.stack
+    stack = _OPEN.stack or _stack_of_caller()
     if stack:
         return stack[-1]
     raise NoEventStorageError(
@@ -34,13 +35,21 @@ def get_event_storage() -> "EventStorage":
 
 def has_event_storage() -> bool:
     """Whether `get_event_storage()` would find a storage."""
-    return bool(_OPEN.stack)
+    return bool(_OPEN.stack or _stack_of_caller())
 
 
 def open_storage(storage: "EventStorage") -> None:
     _OPEN.stack.append(storage)
+    _OPEN_ANYWHERE.append(storage)
 
 
 def close_storage(storage: "EventStorage") -> None:
-    stack = _OPEN.stack
-    del stack[len(stack) - 1 - stack[::-1].index(storage)]  # the last: it may be there twice
+    for stack in (_OPEN.stack, _OPEN_ANYWHERE):
+        del stack[len(stack) - 1 - stack[::-1].index(storage)]  # the last: it may be there twice
+
+
+def _stack_of_caller() -> "list[EventStorage]":
+    """What is open where this thread's work comes from: autograd runs backward passes, and with
+    them checkpointed forward ones, in threads of its own, which Python knows as dummies."""
+    is_foreign = isinstance(threading.current_thread(), threading._DummyThread)
+    return _OPEN_ANYWHERE if is_foreign else []

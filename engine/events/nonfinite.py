@@ -48,6 +48,7 @@ class NonFiniteGuard:
             )
         self.policy = policy
         self.is_joint = policy == "skip" and comm.get_world_size() > 1
+        self.may_leave_to_device = True  # to skip a step; else the host waits for the sum
         self.skipped = 0  # steps
         self._skipped_in_a_row = 0
         self._last_skipped = -2
@@ -67,7 +68,9 @@ class NonFiniteGuard:
             return True
         if scalar.is_deferred(total_loss):
             # In its first step an optimizer makes its state, and must not skip what fills it.
-            skips_itself = self._had_good_step and can_skip_itself(optimizer)
+            skips_itself = (
+                self.may_leave_to_device and self._had_good_step and can_skip_itself(optimizer)
+            )
             if self.policy == "raise" or skips_itself:
                 self._leave_to_device(total_loss, losses, iteration, optimizer)  # type: ignore[arg-type]
                 return True

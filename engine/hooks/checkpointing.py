@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -58,6 +58,7 @@ class PeriodicCheckpointer(HookBase):
 
     def after_step(self) -> None:
         if self.period.is_due(self.trainer):
+            self.trainer.storage.sync()  # a NaN that it reports ends the run, not the save
             self._gather_random_states()
             with going_on_without_a_save(self._numbered(self.trainer.iter)):
                 self._save_and_delete_old(self._numbered(self.trainer.iter), self.trainer.iter)
@@ -163,6 +164,7 @@ class BestCheckpointer(HookBase):
         self._best = Best(val_metric, mode)
         self._file_prefix = file_prefix
         self._was_evaluated = False
+        self._before: dict[str, Any] | None = None  # the best before one that is being written
 
     @property
     def best_metric(self) -> float | None:
@@ -189,7 +191,9 @@ class BestCheckpointer(HookBase):
 
     def _save_if_best(self) -> None:
         self._was_evaluated = False
+        self._forget_unsaved()
         latest = {name: value for name, (value, _) in self.trainer.storage.latest().items()}
+        before = self._best.state_dict()
         is_best = self._best.update(latest, self.trainer.iter)
         if is_best:
             logger.info(
@@ -202,10 +206,28 @@ class BestCheckpointer(HookBase):
             is_best = comm.all_gather(is_best)[0]
         if not is_best:
             return
-        # A run is not resumed from its best weights: that would train what came after them again.
-        options = {"tag_as_last": False} if isinstance(self._checkpointer, Checkpointer) else {}
-        with going_on_without_a_save(self._file_prefix):
-            self._checkpointer.save(self._file_prefix, iteration=self.trainer.iter, **options)
+        checkpointer, options = self._checkpointer, dict[str, Any]()
+        if isinstance(checkpointer, Checkpointer):
+            # A run is not resumed from its best weights: it would train what followed again.
+            options = {"tag_as_last": False, "then": self._note_as_saved}
+            self._before = before if checkpointer.saves_in_background else None
+        try:
+            checkpointer.save(self._file_prefix, iteration=self.trainer.iter, **options)
+        except (OSError, FloatingPointError) as error:
+            warn_of_failed_save(self._file_prefix, error)
+            self._best.load_state_dict(before)
+
+    def _note_as_saved(self) -> None:
+        self._before = None
+
+    def _forget_unsaved(self) -> None:
+        """Have a best value count no more if its weights could not be written."""
+        if self._before is not None:
+            with suppress(OSError, FloatingPointError):  # there was a warning
+                self._checkpointer.wait()
+        if self._before is not None:
+            self._best.load_state_dict(self._before)
+            self._before = None
 
     def state_dict(self) -> dict[str, Any]:
         return self._best.state_dict()

@@ -8,7 +8,7 @@ from engine.parallel import comm
 
 
 class EarlyStopping(HookBase):
-    """Stops the run when a metric has not improved for `patience` evaluations.
+    """Stops the run when a metric has not improved for `patience` evaluations that have it.
 
     `metric` and `mode` are those of `Best`: "+accuracy", "-loss", or a name with a mode.
     """
@@ -26,7 +26,9 @@ class EarlyStopping(HookBase):
 
     def after_eval(self, results: dict[str, Any]) -> None:
         results = comm.all_gather(results)[0]  # other ranks may have none, and all stop together
-        if not results:
+        if self.best.metric not in results:  # of another evaluation, unless it never comes
+            if results and self.best.value is None:
+                self.best.update(results, self.trainer.iter)  # warns
             return
         self.waited = 0 if self.best.update(results, self.trainer.iter) else self.waited + 1
         # A run that stops evaluates once more, which is no reason to stop it again.

@@ -5,6 +5,7 @@ from typing import Any
 
 from engine.evaluation import flatten_results_dict
 from engine.hooks.base import HookBase, Priority
+from engine.hooks.hook_list import attach_error
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
 
@@ -50,8 +51,11 @@ class EvalHook(HookBase):
             flat = _flatten(results)
             for name, value in flat.items():
                 storage.put_scalar(name, value, smoothing_hint=False)
-        except BaseException:
-            trainer.after_eval({})  # what hooks did for the evaluation is undone before any save
+        except BaseException as error:
+            try:
+                trainer.after_eval({})  # what hooks did for it is undone before any save
+            except Exception as later:  # a hook that looks for a result
+                attach_error(error, later)
             raise
         trainer.after_eval(flat)
         comm.synchronize()  # one rank may have evaluated longer than the others

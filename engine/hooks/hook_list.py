@@ -68,6 +68,10 @@ class HookList:
             left.point, left.hook = point, self.name_of(call.hook)
             raise
 
+    def run_all(self, point: str, *args: Any) -> None:
+        """Call all the hooks that were started at a point, then raise the first error."""
+        _raise_first(self._try_all(point, *args))
+
     def start(self) -> None:
         """Run every `before_train`, whatever fails, then raise the first error."""
         self.has_failed = False
@@ -75,7 +79,7 @@ class HookList:
         if self.hooks:
             logger.info("Hooks in their order:\n%s", self.order_table())
         self._started = {id(hook) for hook in self.hooks}
-        failures = self._run_all("before_train")
+        failures = self._try_all("before_train")
         self._started -= {id(hook) for hook, _ in failures}
         _raise_first(failures)
 
@@ -86,7 +90,7 @@ class HookList:
 
     def finish(self) -> None:
         """Run `after_train` of every hook that was started, then raise the first error."""
-        failures = self._run_all("after_train")
+        failures = self._try_all("after_train")
         self._started.clear()
         if self.hooks:
             logger.info("Time of the hooks:\n%s", self.time_table())
@@ -126,14 +130,14 @@ class HookList:
                 if _overrides(hook, point)
             )
 
-    def _run_all(self, point: str) -> list[tuple[HookBase, BaseException]]:
+    def _try_all(self, point: str, *args: Any) -> list[tuple[HookBase, BaseException]]:
         failures: list[tuple[HookBase, BaseException]] = []
         for call in self.calls[point]:
             if id(call.hook) not in self._started:
                 continue
             start = perf_counter()
             try:
-                call.method()
+                call.method(*args)
             except BaseException as error:  # Ctrl-C in a long last evaluation too
                 failures.append((call.hook, error))
                 self.has_failed = True

@@ -68,10 +68,12 @@ class ProbeHook(HookBase):
 
 
 def _keep(name: str, value: Any) -> torch.Tensor | str | int | float:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        tensor = torch.as_tensor(value).detach().to("cpu", copy=True)
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value.copy())  # a copy is never flipped or read-only
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().to("cpu", copy=True)
         return tensor if tensor.ndim else tensor.item()
-    if isinstance(value, np.number):
+    if isinstance(value, np.number | np.bool_):
         return value.item()
     if isinstance(value, str | int | float):
         return value

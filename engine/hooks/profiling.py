@@ -21,8 +21,9 @@ class TorchProfiler(HookBase):
 
     The predicate may also be a pair of iterations, [10, 13] for 10 to 12, as configs give it. One
     trace a step: for TensorBoard below `output_dir/log`, or with `save_tensorboard=False` as
-    `output_dir/profiler-trace-iterN.json` for chrome://tracing and Perfetto. `activities` is that
-    of `torch.profiler.profile`; by default all that the machine has.
+    `output_dir/profiler-trace-iterN.json` (of several ranks, `…-iterN-rankR.json`) for
+    chrome://tracing and Perfetto. `activities` is that of `torch.profiler.profile`; by default all
+    that the machine has.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class TorchProfiler(HookBase):
             torch.profiler.tensorboard_trace_handler(folder, worker)(profiler)
         else:
             os.makedirs(self._output_dir, exist_ok=True)
-            file = f"profiler-trace-iter{iteration}.json"
+            rank = f"-rank{comm.get_rank()}" if comm.get_world_size() > 1 else ""
+            file = f"profiler-trace-iter{iteration}{rank}.json"
             profiler.export_chrome_trace(os.path.join(self._output_dir, file))
 
 

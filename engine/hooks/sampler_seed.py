@@ -1,5 +1,7 @@
 """SamplerSeedHook: another order of samples in each epoch."""
 
+from math import ceil
+
 from engine.hooks.base import HookBase, Priority
 
 
@@ -12,8 +14,18 @@ class SamplerSeedHook(HookBase):
     priority = Priority.VERY_HIGH  # before anything reads from the loader
 
     def before_epoch(self) -> None:
+        self._set_epoch(self.trainer.epoch_of(self.trainer.iter))
+
+    def before_step(self) -> None:
+        # With `accumulate` the loader may start again within this step.
+        iteration, length = self.trainer.iter, self.trainer.epoch_length
+        if length is not None:
+            epoch = ceil((iteration + 1) / length) - 1  # of its last batch
+            if epoch != self.trainer.epoch_of(iteration):
+                self._set_epoch(epoch)
+
+    def _set_epoch(self, epoch: int | None) -> None:
         loader = self.trainer.data_loader  # type: ignore[attr-defined]
-        epoch = self.trainer.epoch_of(self.trainer.iter)
         for owner in (loader, getattr(loader, "batch_sampler", None)):
             set_epoch = getattr(getattr(owner, "sampler", None), "set_epoch", None)
             if set_epoch is not None:

@@ -13,11 +13,17 @@ from typing import Any
 from engine.hooks.base import HookBase, Priority
 from engine.parallel import comm
 from engine.utils.durations import parse_duration
+from engine.utils.suggest import did_you_mean
 
 logger = logging.getLogger(__name__)
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: not done, try again
 _IMPORTED = time.monotonic()
+_NOT_EVERYWHERE = (  # signals that some systems lack: Windows most, Linux and macOS a few
+    "SIGALRM SIGBREAK SIGBUS SIGCHLD SIGCLD SIGCONT SIGEMT SIGHUP SIGINFO SIGIO SIGIOT SIGPIPE "
+    "SIGPOLL SIGPROF SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGSTKFLT SIGSYS SIGTRAP SIGTSTP SIGTTIN "
+    "SIGTTOU SIGURG SIGUSR1 SIGUSR2 SIGVTALRM SIGWINCH SIGXCPU SIGXFSZ"
+)
 
 
 class StopOnSignal(HookBase):
@@ -25,14 +31,20 @@ class StopOnSignal(HookBase):
 
     The current step ends, an evaluation in a single process is left, and the run is saved such that
     a resumed one is exactly what this one would have been. The same signal again ends the process
-    at once. A signal that the process was started to ignore stays ignored. Only in the main thread.
+    at once. A signal that the process was started to ignore stays ignored, as does one that this
+    system does not have. Only in the main thread.
     """
 
     priority = Priority.LOWEST  # signals are minded until the last save is done
 
     def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGINT", "SIGUSR1")) -> None:
-        names = [name for name in signals if hasattr(signal, name)]  # Windows has no SIGUSR1
-        self._signals = [signal.Signals[name] for name in names]
+        here = signal.Signals.__members__
+        known = {*here, *_NOT_EVERYWHERE.split()}
+        for name in signals:
+            if name not in known:
+                hint = did_you_mean(name, known) or "'SIGTERM' is one"
+                raise ValueError(f"there is no signal {name!r}; {hint}")
+        self._signals = [here[name] for name in signals if name in here]
         self._previous: dict[int, Any] = {}
 
     def before_train(self) -> None:

@@ -25,7 +25,7 @@ from engine.utils.faults import fault_file
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE = 5.0  # seconds between two looks
-CALLS_OF_HOOKS = (HookList.run.__code__, HookList._run_all.__code__)
+CALLS_OF_HOOKS = (HookList.run.__code__, HookList._try_all.__code__)
 LOADING = "loading data"
 
 
@@ -123,6 +123,12 @@ class Watch:
             self._silent, self._place, self._reports = 0.0, "", 0
             return
         frames = sys._current_frames()
+        try:
+            self._look_at(frames, passed)
+        finally:
+            frames.clear()  # this call's own is among them: a cycle, which keeps what a step made
+
+    def _look_at(self, frames: dict[int, FrameType], passed: float) -> None:
         stack = [frame for frame, _ in traceback.walk_stack(frames[self._thread_id])]
         place = " > ".join(_places(stack)) or "the loop"
         if place != self._place:

@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TypeVar
 
 import numpy as np
@@ -10,6 +11,9 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+
+timeout: timedelta | None = None
+"""How long processes of groups that are made from now on wait for each other; None: torch's."""
 
 # (the world it was made in, this machine's group): after the world is destroyed it counts no more.
 _local_group: tuple[dist.ProcessGroup | None, dist.ProcessGroup] | None = None
@@ -57,7 +61,7 @@ def create_local_process_group(num_workers_per_machine: int) -> None:
         )
     for first in range(0, world_size, num_workers_per_machine):
         ranks = list(range(first, first + num_workers_per_machine))
-        group = dist.new_group(ranks)  # every rank takes part in making every group
+        group = dist.new_group(ranks, timeout)  # every rank takes part in making every group
         if dist.get_rank() in ranks:
             _local_group = (dist.group.WORLD, group)
 
@@ -164,7 +168,12 @@ def _local_from_environment(variable: str, alone: int) -> int:
     )
 
 
+def new_gloo_group() -> dist.ProcessGroup:
+    """A group of all ranks on the CPU, whatever the device. All ranks call it."""
+    return dist.new_group(None, timeout, "gloo")
+
+
 @functools.lru_cache(maxsize=1)
 def _gloo_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
     """A group over all ranks that can carry Python objects, kept for as long as the world is."""
-    return world if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
+    return world if dist.get_backend(world) == "gloo" else new_gloo_group()

@@ -6,6 +6,8 @@ from time import monotonic
 import torch
 import torch.distributed as dist
 
+from engine.parallel import comm
+
 SECONDS = 0.1  # between two messages: each costs as much as a small step
 MOST_CALLS = 100
 
@@ -60,4 +62,4 @@ class JointFlags:
 @lru_cache(maxsize=1)
 def _group(world: dist.ProcessGroup) -> dist.ProcessGroup:
     """A group on the CPU with threads of its own: beside gradients, flags would have to queue."""
-    return dist.new_group(backend="gloo")
+    return comm.new_gloo_group()

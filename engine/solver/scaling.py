@@ -70,5 +70,5 @@ def lengths_in_iterations(cfg: CfgNode, epoch_length: float | None) -> CfgNode:
 
 
 def _divided(length: int | str, scale: float) -> int | str:
-    # Epochs and minutes stay what they are.
-    return round(length / scale) if isinstance(length, int) else length
+    # Epochs and minutes stay what they are, as does 0, which means never: nothing else becomes it.
+    return max(1, round(length / scale)) if isinstance(length, int) and length > 0 else length

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.checkpoint import Checkpointer
 from engine.checkpoint.background import BackgroundSaves, StateCopy
@@ -85,6 +86,36 @@ def test_a_state_is_copied_bit_by_bit_whatever_its_type():
     assert data["scalar"].item() == 3
     assert torch.equal(data["sparse"].to_dense(), torch.eye(3))
     assert data["list"] == [torch.ones(1), (2, "text")]
+
+
+class Copies(TorchDispatchMode):
+    """Notes which copies the caller was told to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.non_blocking: list[bool] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            self.non_blocking.append(any(args[2:]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_copy_is_complete_at_once_where_none_is_waited_for():
+    with Copies() as copies:
+        StateCopy().take({"model": {"weight": torch.ones(3)}})
+    assert copies.non_blocking == [False]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices of CUDA")
+def test_copies_from_all_devices_are_complete():
+    state = {f"cuda:{n}": torch.ones(1 << 26, device=f"cuda:{n}") for n in range(2)}
+    for tensor in state.values():
+        for _ in range(100):
+            tensor.mul_(2).div_(2)  # work that is under way when the copy begins
+        tensor.add_(1)
+    data = StateCopy().take(state)
+    assert all(tensor.eq(2).all() for tensor in data.values())
 
 
 def test_a_full_disk_is_a_warning_now_and_an_error_for_who_waits(tmp_path, log, monkeypatch):

@@ -1,4 +1,5 @@
 import copy
+import glob
 import os
 import pickle
 from collections import deque
@@ -146,6 +147,38 @@ def test_nothing_is_saved_without_a_folder_or_where_it_is_switched_off(tmp_path,
     Checkpointer(nn.Linear(1, 1)).save("model")
     Checkpointer(nn.Linear(1, 1), "out", save_to_disk=False).save("model")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_folder_that_is_not_local_is_refused_where_it_would_be_saved_to(kind):
+    folder = kind("s3://bucket/run")
+    with pytest.raises(ValueError, match=r"must be a local folder, got 's3:/+bucket/run': mount"):
+        Checkpointer(nn.Linear(1, 1), folder)
+    Checkpointer(nn.Linear(1, 1), folder, save_to_disk=False)
+
+
+def test_a_temporary_that_takes_its_name_meanwhile_is_passed_over(tmp_path, monkeypatch):
+    temporary = tmp_path / "results.json.0123abcd.tmp"
+    temporary.touch()
+    os.utime(temporary, (0, 0))
+    list_files = glob.glob
+
+    def list_and_rename(pattern):
+        found = list_files(pattern)
+        temporary.rename(tmp_path / "results.json")
+        return found
+
+    monkeypatch.setattr(glob, "glob", list_and_rename)
+    Checkpointer(nn.Linear(1, 1), tmp_path).save("model")
+    assert {"model.pth", "results.json"} <= set(os.listdir(tmp_path))
+
+
+def test_what_is_saved_after_a_run_has_begun_is_of_that_run_only(tmp_path):
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
+    for name in ("first", "second"):
+        checkpointer.begin_run()
+        checkpointer.save(name)
+        assert checkpointer.names_of_run() == {f"{name}.pth"}
 
 
 def test_a_file_that_is_not_tagged_is_not_resumed_from(tmp_path):

@@ -160,6 +160,7 @@ def test_a_state_that_is_not_finite_is_never_saved_over_a_good_one(tmp_path, whe
 def test_a_mask_that_is_infinite_from_the_start_may_be_saved(tmp_path):
     model = filled(1)
     model.register_buffer("mask", torch.full((3,), -torch.inf))
+    model.frozen_mask = nn.Parameter(torch.full((3,), -torch.inf), requires_grad=False)
     model.register_buffer("mean", torch.zeros(3))
     checkpointer = Checkpointer(model, tmp_path)
     checkpointer.save("model")

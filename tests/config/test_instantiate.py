@@ -37,6 +37,14 @@ def test_lists_are_built_item_by_item():
     assert [type(module) for module in instantiate(cfg.modules)] == [nn.ReLU, nn.Tanh]
 
 
+def test_tuples_are_built_too_and_stay_tuples():
+    cfg = LazyCall(dict)(parts=(LazyCall(nn.ReLU)(), LazyCall(nn.Tanh)()), betas=(0.9, 0.999))
+    built = instantiate(cfg)
+    assert [type(part) for part in built["parts"]] == [nn.ReLU, nn.Tanh]
+    assert built["betas"] == (0.9, 0.999)
+    assert type(built["betas"]) is type(built["parts"]) is tuple
+
+
 def test_a_target_may_be_a_name_or_be_built_itself():
     assert instantiate({"_target_": "torch.nn.ReLU", "inplace": True}).inplace
     make = LazyCall(LazyCall(layer_class)(name="ReLU"))

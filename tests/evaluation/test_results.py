@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.config import CfgNode, get_cfg
 from engine.evaluation import (
+    as_json,
     flatten_results_dict,
     print_csv_format,
     results_table,
@@ -64,6 +66,13 @@ def test_all_kinds_of_numbers_become_floats():
     flat = flatten_results_dict({"a": np.float32(0.5), "b": torch.tensor(2), "c": np.array(3)})
     assert flat == {"a": 0.5, "b": 2.0, "c": 3.0}
     assert {type(value) for value in flat.values()} == {float}
+
+
+def test_json_takes_all_kinds_of_numbers_and_has_null_for_what_is_not_finite():
+    results = {"digits": {"accuracy": np.float32(0.5), "loss": torch.tensor(math.nan), 3: 360}}
+    text = json.dumps(as_json(results), allow_nan=False)
+    assert json.loads(text) == {"digits": {"accuracy": 0.5, "loss": None, "3": 360}}
+    assert "360.0" not in text
 
 
 @pytest.mark.parametrize("value", ["98.5", None, [1, 2], torch.zeros(2)])

@@ -26,6 +26,13 @@ def test_small_values_are_not_lost_beside_a_large_sum():
     assert totals.gather()["loss"].item() == 2**24 + 100
 
 
+def test_numbers_keep_all_their_digits():
+    totals = Totals()
+    totals.add(loss=2.0**24 + 1)
+    totals.add(loss=torch.tensor(0.5))
+    assert totals.gather()["loss"].item() == 2**24 + 1.5
+
+
 def test_counts_are_exact_integers():
     totals = Totals()
     for _ in range(3):

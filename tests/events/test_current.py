@@ -1,6 +1,9 @@
 import threading
+import warnings
 
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 
 from engine.events import (
     EventStorage,
@@ -56,6 +59,23 @@ def test_an_exception_closes_the_storage(error):
         with pytest.raises(error), EventStorage():
             raise error
         assert get_event_storage() is outer
+
+
+def test_autograds_own_threads_find_the_storage():
+    """Nested deeply enough, it leaves the thread that called it; on accelerators it always does."""
+
+    def block(inputs, depth):
+        get_event_storage().put_scalar("depth", depth)
+        if depth == 0:
+            return inputs
+        return checkpoint(block, inputs * 1.0, depth - 1, use_reentrant=True)
+
+    assert not has_event_storage()
+    with EventStorage() as storage, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # nothing here has weights to learn
+        block(torch.ones(1, requires_grad=True), 70).sum().backward()
+    assert min(storage.recent("depth", 1)) == 0
+    assert storage.history("depth").count == 71 * 72 // 2
 
 
 def test_each_thread_has_its_own_storages():

@@ -249,6 +249,18 @@ def test_a_run_with_nan_weights_keeps_its_last_good_checkpoint(model, batches, t
     assert log.text.count("is not saved (FloatingPointError: linear.weight is NaN") >= 1
 
 
+def test_on_an_accelerator_a_bad_loss_found_at_a_save_ends_the_run(
+    model, batches, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("engine.events.scalar.DEFERS_ALL", True)
+    batches[2] = (torch.full((4, 4), math.inf), batches[2][1])
+    trainer = make_trainer(
+        model, batches, PeriodicCheckpointer(Checkpointer(model, tmp_path), 4), lr=0.0
+    )
+    with pytest.raises(FloatingPointError, match="at iteration 2"):
+        trainer.train(0, 8)
+
+
 def test_checkpoints_of_another_run_in_the_folder_are_not_deleted(model, batches, tmp_path):
     for start in (0, 4):  # the second does not resume the first
         hook = PeriodicCheckpointer(Checkpointer(model, tmp_path), 2, max_to_keep=1)
@@ -380,6 +392,27 @@ def test_each_better_value_is_saved(model, batches, monkeypatch, mode, metrics, 
     assert [extra["iteration"] for _, extra in saved] == saves
     assert {name for name, _ in saved} <= {"model_best"}
     assert hook.best_iter == (saves[-1] if saves else None)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_best_one_that_could_not_be_saved_does_not_count(small_disk, batches, background):
+    model = Wide()
+    checkpointer = Checkpointer(model, small_disk, background=background)
+    hook = BestCheckpointer(10, checkpointer, "+test/score")
+
+    def fill_and_free(trainer) -> None:
+        if trainer.iter == 15:
+            (small_disk / "others").write_bytes(bytes(220_000))
+        if trainer.iter == 25:
+            if background:  # the disk is full until it has tried
+                checkpointer._background._thread.submit(int).result()
+            (small_disk / "others").unlink()
+
+    make_room = CallbackHook(before_step=fill_and_free)
+    best_run(model, batches, [0.3, 0.9, 0.5, 0.4], hook, make_room).train(0, 40)
+    checkpointer.wait()
+    assert (hook.best_metric, hook.best_iter) == (0.5, 29)
+    assert torch.load(small_disk / "model_best.pth", weights_only=True)["iteration"] == 29
 
 
 def test_the_best_file_holds_the_weights_that_were_evaluated(model, batches, tmp_path):

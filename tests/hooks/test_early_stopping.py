@@ -61,11 +61,19 @@ def test_a_resumed_run_stops_where_a_straight_one_does():
     assert resumed.iter == 5
 
 
-def test_a_metric_that_never_comes_stops_the_run_too(log):
+def test_a_metric_that_never_comes_is_warned_of(log):
     trainer = Trainer(SCORES, EarlyStopping("+acuracy", patience=2))
     trainer.train(0, 10)
-    assert trainer.iter == 2
+    assert trainer.iter == 10
     assert "did you mean accuracy?" in log.text
+
+
+def test_evaluations_without_the_metric_do_not_count():
+    trainer = Trainer(SCORES, EarlyStopping("+accuracy", patience=3))
+    quick = CallbackHook(after_step=lambda trainer: trainer.after_eval({"quick/loss": 1.0}))
+    trainer.register_hooks([quick])
+    trainer.train(0, 10)
+    assert trainer.iter == 5
 
 
 def work(rank: int, folder: Path) -> int:

@@ -1,4 +1,5 @@
 import json
+import signal
 import weakref
 
 import pytest
@@ -9,7 +10,14 @@ from engine import SimpleTrainer, get_event_storage
 from engine.checkpoint import Checkpointer
 from engine.evaluation import DatasetEvaluator, inference_on_dataset
 from engine.events import JSONWriter
-from engine.hooks import CallbackHook, EvalHook, HookBase, PeriodicCheckpointer, PeriodicWriter
+from engine.hooks import (
+    CallbackHook,
+    EvalHook,
+    HookBase,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+    StopOnSignal,
+)
 
 
 class Evaluation:
@@ -256,6 +264,33 @@ def test_after_an_evaluation_that_fails_the_hooks_get_no_results(model, batches,
     with pytest.raises((OSError, TypeError)):
         trainer.train(0, 2)
     assert recorder.calls == ["before_eval", ("after_eval", {})]
+
+
+@pytest.mark.parametrize("point", ["evaluation", "signal"])
+def test_a_hook_that_looks_for_a_result_hides_neither_an_error_nor_a_stop(
+    model, batches, tmp_path, point
+):
+    def evaluate():
+        if point == "evaluation":
+            raise OSError("the test set is gone")
+        signal.raise_signal(signal.SIGTERM)
+        inference_on_dataset(model, batches[:2], Nothing())
+
+    class Impatient(HookBase):
+        def after_eval(self, results) -> None:
+            results["accuracy"]
+
+    recorder = Recorder()
+    checkpointer = PeriodicCheckpointer(Checkpointer(model, tmp_path), 100)
+    hooks = [StopOnSignal(), EvalHook(2, evaluate), Impatient(), recorder, checkpointer]
+    trainer = make_trainer(model, batches, *hooks)
+    if point == "evaluation":
+        with pytest.raises(OSError, match="the test set is gone"):
+            trainer.train(0, 4)
+    else:
+        trainer.train(0, 4)
+        assert (tmp_path / "model_0000001.pth").exists()
+    assert recorder.calls[-1] == ("after_eval", {})
 
 
 def test_a_hook_that_fails_before_an_evaluation_has_it_ended_for_the_others(model, batches):

@@ -47,6 +47,14 @@ def test_tensors_and_arrays_are_files_that_torch_loads(tmp_path):
     assert load(tmp_path / "step-0" / index["array"]["file"]).tolist() == [0, 1, 2, 3]
 
 
+def test_arrays_may_be_flipped_or_read_only(tmp_path):
+    array = np.arange(3)
+    array.flags.writeable = False
+    index, _ = probe_once(tmp_path, flipped=array[::-1], fixed=array)
+    assert load(tmp_path / "step-0" / index["flipped"]["file"]).tolist() == [2, 1, 0]
+    assert load(tmp_path / "step-0" / index["fixed"]["file"]).tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("shape", [(3, 2, 5), (2, 5, 3), (1, 2, 5), (2, 5, 4)])
 def test_images_are_pngs_and_go_to_the_writers(tmp_path, shape):
     from PIL import Image
@@ -75,10 +83,15 @@ def test_texts_are_files(tmp_path):
 
 def test_numbers_stand_in_the_index_and_go_to_the_writers(tmp_path):
     index, trainer = probe_once(
-        tmp_path, python=3, tensor=torch.tensor(0.5), array=np.float32(0.25), bad=math.nan
+        tmp_path,
+        python=3,
+        tensor=torch.tensor(0.5),
+        array=np.float32(0.25),
+        flag=np.bool_(True),
+        bad=math.nan,
     )
     values = {name: entry["value"] for name, entry in index.items()}
-    assert values == {"python": 3, "tensor": 0.5, "array": 0.25, "bad": None}
+    assert values == {"python": 3, "tensor": 0.5, "array": 0.25, "flag": True, "bad": None}
     assert trainer.storage.latest()["probe/tensor"] == (0.5, 0)
 
 

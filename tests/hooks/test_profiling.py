@@ -1,10 +1,12 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from engine import SimpleTrainer
 from engine.hooks import AutogradProfiler, TorchProfiler
+from engine.train_loop import TrainerBase
 
 CPU = [torch.profiler.ProfilerActivity.CPU]
 
@@ -80,3 +82,24 @@ def test_the_autograd_profiler_warns_and_leaves_a_trace(trainer, tmp_path):
     (trace,) = tmp_path.iterdir()
     assert trace.name == "profiler-trace-iter1.json"
     assert "aten::addmm" in json.dumps(json.loads(trace.read_text()))
+
+
+class Adding(TrainerBase):
+    def run_step(self) -> None:
+        torch.ones(1) + 1
+
+
+def work(rank: int, folder: Path) -> None:
+    trainer = Adding()
+    output = folder / "traces"
+    trainer.register_hooks([TorchProfiler([1, 2], output, activities=CPU, save_tensorboard=False)])
+    trainer.train(0, 2)
+
+
+def test_each_rank_leaves_a_trace_of_its_own(processes, folder):
+    traces = sorted((folder / "traces").iterdir())
+    assert [path.name for path in traces] == [
+        "profiler-trace-iter1-rank0.json",
+        "profiler-trace-iter1-rank1.json",
+    ]
+    assert all("aten::add" in profiled_operators(path) for path in traces)

@@ -1,6 +1,8 @@
 import torch
+from torch import nn
 
 from engine import SimpleTrainer
+from engine.data import build_train_loader
 from engine.hooks import CallbackHook
 from engine.hooks.refresh_data_loader import RefreshDataLoader
 
@@ -31,3 +33,33 @@ def test_no_loader_is_built_after_the_last_step(model, batches):
     built = []
     train(model, batches, RefreshDataLoader(5, lambda: built.append("loader")))
     assert built == []
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.seen: list[list[int]] = []
+
+    def forward(self, batch):
+        self.seen.append(batch.tolist())
+        return self.weight * batch.float().mean()
+
+
+def test_a_loader_that_can_start_anywhere_goes_on_where_the_old_one_was():
+    def build():
+        return build_train_loader(list(range(40)), total_batch_size=2, seed=1)
+
+    def run(*hooks, start=0, state=None) -> SimpleTrainer:
+        model = Sum()
+        trainer = SimpleTrainer(model, build(), torch.optim.SGD(model.parameters(), 0.1))
+        trainer.register_hooks(hooks)
+        if state:
+            trainer.load_state_dict(state)
+        trainer.train(start, 12 if start or not hooks else 6)
+        return trainer
+
+    straight = run().model.seen
+    first = run(RefreshDataLoader(4, build))
+    resumed = run(RefreshDataLoader(4, build), start=6, state=first.state_dict())
+    assert first.model.seen + resumed.model.seen == straight

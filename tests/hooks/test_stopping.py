@@ -62,6 +62,19 @@ def test_a_signal_ends_the_run_after_the_step_it_came_in(number, log, capfd):
     )
 
 
+@pytest.mark.parametrize("name", ["SIGTREM", "sigterm"])
+def test_a_signal_that_no_system_has_is_refused_with_the_nearest_name(name):
+    with pytest.raises(ValueError, match=f"there is no signal '{name}'; did you mean SIGTERM"):
+        StopOnSignal(["SIGINT", name])
+
+
+def test_a_signal_that_only_other_systems_have_is_ignored():
+    names = ["SIGBREAK", "SIGINFO", "SIGTERM"]  # of Windows, of macOS, of all
+    trainer = Steps(raising(signal.SIGTERM, at=3), StopOnSignal(names))
+    trainer.train(0, 9)
+    assert trainer.stop_reasons == ["SIGTERM received"]
+
+
 def test_there_is_no_evaluation_after_a_signal_but_one_after_a_stop():
     evaluated = []
     evaluation = EvalHook(0, lambda: evaluated.append(1))

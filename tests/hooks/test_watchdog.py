@@ -1,4 +1,5 @@
 import ctypes
+import gc
 import logging
 import multiprocessing
 import os
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -139,6 +141,25 @@ def test_reports_come_at_the_timeout_and_at_growing_intervals(log):
     assert said == [f"No progress for {time}" for time in times]
     run.passes(10.0, steps=1)
     assert warnings(log)[-1] == "The run goes on, after 0:15:10"
+
+
+def test_a_look_keeps_nothing_of_the_step_that_it_saw():
+    class Activation:
+        pass
+
+    def step() -> weakref.ref:
+        activation = Activation()
+        watcher = threading.Thread(target=lambda: [watch.look(0, 0, 1.0) for _ in range(2)])
+        watcher.start()
+        watcher.join()
+        return weakref.ref(activation)
+
+    watch = Watch(100.0, 10.0, threading.get_ident())
+    gc.disable()  # which would find it, sooner or later
+    try:
+        assert step()() is None
+    finally:
+        gc.enable()
 
 
 def test_slow_steps_are_given_a_multiple_of_their_usual_time(log):

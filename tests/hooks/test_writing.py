@@ -6,7 +6,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from engine import HookBase, TrainerBase, get_event_storage
 from engine.events import EventWriter, JSONWriter, TensorboardXWriter
-from engine.hooks import CallbackHook, PeriodicWriter
+from engine.hooks import CallbackHook, EvalHook, PeriodicWriter
 
 
 class Steps(TrainerBase):
@@ -229,3 +229,27 @@ def test_a_writer_that_cannot_be_rewound_leaves_no_other_open(tmp_path):
     with pytest.raises(ValueError, match=r"metrics.json:1: not a line of metrics"):
         trainer.train(5, 10)
     assert (opened.written, opened.closed) == ([], 1)
+
+
+def test_a_finished_run_that_is_trained_further_keeps_the_results_of_its_end(tmp_path):
+    def train(start: int, end: int, state: dict | None = None) -> dict:
+        evaluation = EvalHook(0, lambda: {"accuracy": float(end)})
+        writers = [JSONWriter(tmp_path / "metrics.json"), TensorboardXWriter(tmp_path)]
+        saved = {}
+        save = CallbackHook(after_train=lambda trainer: saved.update(trainer.state_dict()))
+        trainer = Steps(evaluation, PeriodicWriter(writers, 1))
+        trainer.register_hooks([save], priority="LOWEST")
+        if state:
+            trainer.load_state_dict(state)
+        trainer.train(start, end)
+        return saved
+
+    train(4, 7, train(0, 4))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    assert [(line["iteration"], line["x"]) for line in lines if "x" in line] == [
+        (iteration, iteration) for iteration in range(7)
+    ]
+    found = [(line["iteration"], line["accuracy"]) for line in lines if "accuracy" in line]
+    assert found == [(4, 4.0), (7, 7.0)]
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("accuracy")] == found

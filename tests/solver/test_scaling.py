@@ -36,6 +36,18 @@ def test_twice_the_processes_take_half_the_iterations_with_twice_the_batch():
     assert solver.REFERENCE_WORLD_SIZE == 16
 
 
+def test_what_is_not_0_never_becomes_0():
+    cfg = make(
+        "SOLVER.REFERENCE_WORLD_SIZE", 1,
+        "SOLVER.CHECKPOINT_PERIOD", 4,
+        "SOLVER.WARMUP_ITERS", 0,
+        "TEST.EVAL_PERIOD", 4,
+    )  # fmt: skip
+    scaled = scale_to_processes(cfg, 8)
+    assert (scaled.SOLVER.CHECKPOINT_PERIOD, scaled.TEST.EVAL_PERIOD) == (1, 1)
+    assert scaled.SOLVER.WARMUP_ITERS == 0
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_frozen_state_is_kept_and_the_given_config_left_alone(frozen):
     cfg = make(*WRITTEN_FOR_8, frozen=frozen)
