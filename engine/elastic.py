@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch.distributed as dist
 
-from engine.hooks.stopping import REQUEUE_EXIT_CODE
+from engine.hooks.stopping import REQUEUE_EXIT_CODE, STARTED_AT, process_age
 from engine.parallel import comm
 from engine.parallel.device import BACKENDS, find_accelerator, set_current_device
 from engine.parallel.failures import FailureReports
@@ -74,6 +74,12 @@ class Job:
         file = Path(self.folder, "stop")
         return int(file.read_text()) if file.exists() else None
 
+    def describe_returned(self) -> str:
+        """Which ranks were done when another failed: it may have waited for them."""
+        ranks = sorted(int(path.name[9:]) for path in Path(self.folder).glob("returned_*"))
+        names = " and ".join(map(str, ranks))
+        return f"\nBefore that, rank {names} had come to the end of its program" if ranks else ""
+
     def stop_with(self, code: int) -> None:
         draft = Path(self.folder, f"stop_{os.getpid()}")
         draft.write_text(str(code))
@@ -106,7 +112,7 @@ def run_processes(job: Job) -> list[Any]:
             try:
                 return _watch(job, _start_agent(job), heartbeat)
             except ChildFailedError as error:
-                report = reports[-1] if reports else str(error)
+                report = (reports[-1] if reports else str(error)) + job.describe_returned()
                 if job.stop_code is None:
                     raise LaunchError(report) from None
                 logger.error("%s", report)
@@ -206,16 +212,26 @@ def _run_process(job: Job) -> Any:
             os._exit(job.stop_code)
         elif end.code:
             _handle_signals(signal.SIG_DFL)
+            _end_in_time()
             raise
     except KeyboardInterrupt:  # torch takes it for a good end, and waits for a result for ever
         sys.exit(128 + signal.SIGINT)
     except Exception:
         _handle_signals(signal.SIG_DFL)  # the agent sends one: no error of its own shall come of it
         time.sleep(3 * MONITOR)  # often the echo of another's death, which is to be found first
+        _end_in_time()
         raise
+    Path(job.folder, f"returned_{os.environ['RANK']}").touch()
     if dist.is_initialized():
-        dist.destroy_process_group()
+        comm.leave_groups()
     return result
+
+
+def _end_in_time() -> None:
+    """Have this process end though a thread of the user's own would keep it: others wait for it."""
+    timer = threading.Timer(PATIENCE, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _end_with_launcher() -> None:
@@ -306,6 +322,7 @@ def _environment(job: Job) -> Iterator[None]:
     """Meanwhile the variables that the processes need are set; what the user has set stays."""
     # Processes that share the store of the agents hang in 2 of 5 restarts (pytorch #135712).
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    variables[STARTED_AT] = str(time.monotonic() - process_age())  # for time limits
     if find_accelerator() is None:
         variables["OMP_NUM_THREADS"] = str(max(1, _count_cores() // job.num_processes))
     if job.num_machines > 1 and (interface := find_interface(job.address)):

@@ -56,7 +56,8 @@ def launch(
             return _call_at(place, main_func, args, timeout)
         _refuse_contradictions(place, flags)
         num_machines, machine_rank, dist_url = place.num_machines, place.rank, place.master
-    if num_gpus_per_machine * num_machines <= 1 and not max_restarts:
+    _refuse_impossible(num_gpus_per_machine, num_machines, machine_rank)
+    if max(1, num_gpus_per_machine) * num_machines == 1 and not max_restarts:
         return main_func(*args)
     check_count(num_gpus_per_machine)
     host, port, address = _find_machine_0(num_machines, machine_rank, dist_url)
@@ -92,11 +93,6 @@ def _find_machine_0(
     num_machines: int, machine_rank: int, dist_url: str | None
 ) -> tuple[str, int, str]:
     """Host and port of machine 0, and the address at which it can reach this machine."""
-    if not 0 <= machine_rank < num_machines:
-        raise ValueError(
-            f"--machine-rank {machine_rank}: {num_machines} machine(s) have the numbers 0 to "
-            f"{num_machines - 1}"
-        )
     if num_machines == 1:
         return "localhost", 0, "localhost"
     if dist_url is None or dist_url == "auto":
@@ -119,8 +115,20 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
     comm.create_local_process_group(place.local_size)
     comm.synchronize()
     result = record(main_func)(*args)  # torchrun's summary then has the traceback
-    dist.destroy_process_group()
+    comm.leave_groups()
     return result
+
+
+def _refuse_impossible(num_gpus: int, num_machines: int, machine_rank: int) -> None:
+    if num_gpus < 0 or num_machines < 1:
+        raise ValueError(
+            f"--num-gpus {num_gpus} --num-machines {num_machines}: expected 0 or more, 1 or more"
+        )
+    if not 0 <= machine_rank < num_machines:
+        raise ValueError(
+            f"--machine-rank {machine_rank}: {num_machines} machine(s) have the numbers 0 to "
+            f"{num_machines - 1}"
+        )
 
 
 def _refuse_contradictions(place: Place, flags: dict[str, tuple[Any, Any, Any]]) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,20 @@ def die_once() -> dict:
 def fail_on_one_rank() -> None:
     """Rank 1 fails, and rank 0 when it hears no more of it."""
     if comm.get_rank() == 1:
+        raise ZeroDivisionError("the error of rank 1")
+    comm.synchronize()
+
+
+def return_on_one_rank() -> None:
+    """Rank 1 is done, and rank 0 waits for it."""
+    if comm.get_rank() == 0:
+        comm.synchronize()
+
+
+def fail_beside_a_thread() -> None:
+    """Rank 1 fails, and has a thread that does not end."""
+    if comm.get_rank() == 1:
+        threading.Thread(target=time.sleep, args=(1000,)).start()
         raise ZeroDivisionError("the error of rank 1")
     comm.synchronize()
 
@@ -88,6 +103,21 @@ def killed_once(tmp_path_factory):
     output, errors = process.communicate(timeout=110)
     assert process.returncode == 0, errors
     return json.loads(output), errors, folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "end"),
+    [
+        ("return_on_one_rank", "Before that, rank 1 had come to the end of its program"),
+        ("fail_beside_a_thread", "ZeroDivisionError: the error of rank 1"),
+    ],
+)
+def test_no_rank_is_left_waiting_for_one_that_is_gone(program, end):
+    process = start(program)
+    _, errors = process.communicate(timeout=110)
+    assert process.returncode == 1
+    assert end in errors
 
 
 def test_after_a_death_all_ranks_start_again_and_know_it(killed_once):
@@ -208,8 +238,8 @@ def main(name: str) -> None:
         assert not dist.is_initialized()
     elif name == "die_once_alone":
         print(json.dumps(launch(die_once, 1, max_restarts=1)))
-    elif name == "fail_on_one_rank":
-        launch(fail_on_one_rank, 2)
+    elif name in ("fail_on_one_rank", "return_on_one_rank", "fail_beside_a_thread"):
+        launch(globals()[name], 2)
     elif name == "wait_for_signal":
         launch(wait_for_signal, 2, args=(False,), max_restarts=3)
     elif name == "talk":

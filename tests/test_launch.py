@@ -144,6 +144,17 @@ def test_two_processes_say_that_they_compute_on_the_cpu(two_processes):
 
 
 def test_machines_are_numbered_from_0():
+    with pytest.raises(
+        ValueError, match=r"--machine-rank 5: 1 machine\(s\) have the numbers 0 to 0"
+    ):
+        launch(operator.add, 1, machine_rank=5)
+    for machines, gpus in [(0, 2), (1, -1)]:
+        with pytest.raises(
+            ValueError, match=f"--num-gpus {gpus} --num-machines {machines}: expect"
+        ):
+            launch(operator.add, gpus, num_machines=machines)
+    with pytest.raises(ValueError, match="--dist-url host:port of machine 0 is needed"):
+        launch(operator.add, 0, num_machines=2)
     with pytest.raises(ValueError, match=r"--machine-rank 2: .* numbers 0 to 1"):
         launch(operator.add, 2, num_machines=2, machine_rank=2, dist_url="127.0.0.1:29500")
 

@@ -18,7 +18,7 @@ import sys
 from typing import Any
 
 from engine import launch
-from engine.checkpoint import CheckpointError
+from engine.checkpoint import CheckpointError, begin_run
 from engine.config import CfgNode, ConfigError, config_template, get_cfg
 from engine.defaults import DefaultTrainer, default_argument_parser, default_setup
 from engine.evaluation import verify_results
@@ -49,8 +49,11 @@ def main(args: argparse.Namespace) -> Any:
         if comm.is_main_process():
             verify_results(cfg, results)
         return results
+    resume = args.resume or cfg.CHECKPOINT.AUTO_RESUME or was_restarted()
+    if args.max_restarts and not resume and comm.is_main_process():
+        begin_run(cfg.OUTPUT_DIR)  # or a restart might go on with what is there of an older run
     trainer = trainer_class(cfg)
-    trainer.resume_or_load(resume=args.resume or was_restarted())
+    trainer.resume_or_load(resume=resume)
     results = trainer.train()
     if trainer.requeue:
         sys.exit(REQUEUE_EXIT_CODE)  # tells a scheduler to start this again, with --resume

@@ -40,6 +40,7 @@ from engine.parallel.joint_errors import joint_errors
 from engine.utils.files import PathManager, atomic_write
 
 _HEURISTICS = "?matching_heuristics=True"
+_NUMBERED = re.compile(r".*_(\d{7,})(\.pth)?")
 _NONE_YET = "(none yet)"  # in `last_checkpoint`, until a run that has begun there saves
 
 
@@ -173,11 +174,17 @@ class Checkpointer(FvcoreCheckpointer):
         What is saved from now on is of a run of its own.
         """
         self.run = secrets.token_hex(8)
-        if self.save_dir and self.save_to_disk and self._newest_first():
-            self.tag_last_checkpoint(_NONE_YET)
+        if self.save_dir and self.save_to_disk:
+            begin_run(self.save_dir)
 
     def has_checkpoint(self) -> bool:
         return super().has_checkpoint() and not self._has_begun_anew()
+
+    def get_checkpoint_file(self) -> str:
+        try:
+            return super().get_checkpoint_file()
+        except UnicodeDecodeError:
+            return ""  # a damaged name is none: the newest checkpoint is taken
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         with atomic_write(os.path.join(self.save_dir, "last_checkpoint"), "w") as file:
@@ -259,7 +266,7 @@ class Checkpointer(FvcoreCheckpointer):
         numbered = [
             (runs.get(name) == run, int(match[1]), os.path.join(self.save_dir, name))
             for name in os.listdir(self.save_dir)
-            if (match := re.fullmatch(r".*_(\d{7,})(\.pth)?", name))
+            if (match := _NUMBERED.fullmatch(name))
             and (match[2] or name in runs or is_listed(os.path.join(self.save_dir, name)))
         ]
         paths = [path for *_, path in sorted(numbered, reverse=True)]
@@ -269,7 +276,7 @@ class Checkpointer(FvcoreCheckpointer):
         path = os.path.join(self.save_dir, "last_checkpoint")
         if not os.path.isfile(path):
             return False
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().strip() == _NONE_YET
 
     def _go_on_with_run_of(self, path: str) -> None:
@@ -282,7 +289,7 @@ class Checkpointer(FvcoreCheckpointer):
                 self._manifest.path,
             )
         else:
-            self.run = record["run"]
+            self.run = record.get("run", self.run)
 
     def _tidy_folder(self) -> None:
         """Make the folder, and end what processes that were killed before this one have begun."""
@@ -380,6 +387,14 @@ class Checkpointer(FvcoreCheckpointer):
         incompatible = incompatible._replace(missing_keys=missing)
         if any(incompatible):
             self.logger.warning("Weights that do not fit:\n%s", _mismatch_table(incompatible))
+
+
+def begin_run(folder: str) -> None:
+    """Have a resume no longer go on from what an earlier run has left in the folder."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    if "last_checkpoint" in names or any(map(_NUMBERED.fullmatch, names)):
+        with atomic_write(os.path.join(folder, "last_checkpoint"), "w") as file:
+            file.write(_NONE_YET)
 
 
 def warn_of_failed_save(path: str, error: Exception) -> None:

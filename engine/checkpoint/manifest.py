@@ -57,12 +57,16 @@ class Manifest:
         """What is known of each checkpoint, by file name."""
         try:
             with open(self.path, encoding="utf-8") as file:
-                return json.load(file)["checkpoints"]
+                records = json.load(file)["checkpoints"]
+            if all({"size", "sha256"} <= record.keys() for record in records.values()):
+                return records
+            error: Exception = KeyError("size or sha256")
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError) as error:
-            logger.warning("%s is damaged (%s): checksums are not known", self.path, error)
-            return {}
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as caught:
+            error = caught
+        logger.warning("%s is damaged (%s): checksums are not known", self.path, error)
+        return {}
 
     def locate(self, name: str) -> str:
         """The path of a checkpoint. It has another name if a process died while it renamed it."""

@@ -18,6 +18,7 @@ from engine.utils.suggest import did_you_mean
 logger = logging.getLogger(__name__)
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: not done, try again
+STARTED_AT = "ENGINE_STARTED_AT"  # variable with the time, by the monotonic clock, of a launch
 _IMPORTED = time.monotonic()
 _NOT_EVERYWHERE = (  # signals that some systems lack: Windows most, Linux and macOS a few
     "SIGALRM SIGBREAK SIGBUS SIGCHLD SIGCLD SIGCONT SIGEMT SIGHUP SIGINFO SIGIO SIGIOT SIGPIPE "
@@ -130,7 +131,10 @@ class TimeLimit(HookBase):
 
 
 def process_age() -> float:
-    """Seconds since this process was started; without /proc, since engine was imported."""
+    """Seconds since this process, or its launcher, was started; without /proc, since engine was
+    imported."""
+    if STARTED_AT in os.environ:
+        return time.monotonic() - float(os.environ[STARTED_AT])
     try:
         with open("/proc/self/stat", encoding="ascii") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])  # the name may hold spaces

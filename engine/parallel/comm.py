@@ -1,6 +1,7 @@
 """Talk between the processes of a run; with a single process all of it works and does nothing."""
 
 import functools
+import gc
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -146,6 +147,16 @@ def sum_over_ranks(vector: np.ndarray) -> np.ndarray:
     return total.numpy()
 
 
+def leave_groups() -> None:
+    """End all groups of this process: whoever still waits for it gets an error at once."""
+    global _local_group
+    _local_group = None
+    _gloo_group.cache_clear()
+    flag_group.cache_clear()
+    dist.destroy_process_group()
+    gc.collect()  # a group that is referred to anywhere keeps its connections open
+
+
 def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
@@ -168,12 +179,17 @@ def _local_from_environment(variable: str, alone: int) -> int:
     )
 
 
-def new_gloo_group() -> dist.ProcessGroup:
-    """A group of all ranks on the CPU, whatever the device. All ranks call it."""
+@functools.lru_cache(maxsize=1)
+def flag_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group on the CPU with threads of its own: beside gradients, flags would have to queue."""
+    return _new_gloo_group()
+
+
+def _new_gloo_group() -> dist.ProcessGroup:
     return dist.new_group(None, timeout, "gloo")
 
 
 @functools.lru_cache(maxsize=1)
 def _gloo_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
     """A group over all ranks that can carry Python objects, kept for as long as the world is."""
-    return world if dist.get_backend(world) == "gloo" else new_gloo_group()
+    return world if dist.get_backend(world) == "gloo" else _new_gloo_group()

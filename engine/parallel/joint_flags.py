@@ -1,6 +1,5 @@
 """JointFlags: what one rank wants is known to all, and no rank waits for it."""
 
-from functools import lru_cache
 from time import monotonic
 
 import torch
@@ -48,7 +47,7 @@ class JointFlags:
         self._sent = torch.tensor([*flags, wait], dtype=torch.uint8)
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        self._work = _group(dist.group.WORLD).allreduce([self._sent], options)
+        self._work = comm.flag_group(dist.group.WORLD).allreduce([self._sent], options)
 
     def _answer(self) -> list[bool]:
         if self._work is not None:
@@ -57,9 +56,3 @@ class JointFlags:
         *flags, wait = self._sent.tolist()
         self._next_call = self._last_call + wait
         return list(map(bool, flags))
-
-
-@lru_cache(maxsize=1)
-def _group(world: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group on the CPU with threads of its own: beside gradients, flags would have to queue."""
-    return comm.new_gloo_group()

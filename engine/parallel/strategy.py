@@ -78,6 +78,8 @@ def no_gradient_sync(model: nn.Module) -> Iterator[None]:
     """Keep the gradients of backward passes in here to this rank, to be sent with those of a later
     one."""
     no_sync: Callable = getattr(model, "no_sync", nullcontext)  # DistributedDataParallel
+    if getattr(model, "static_graph", False):  # it must see each pass alike; the sum is the same
+        no_sync = nullcontext
     set_sync: Callable = getattr(model, "set_requires_gradient_sync", bool)  # fully_shard
     set_sync(False)
     try:

@@ -10,6 +10,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 from torch.optim import Optimizer
 
+from engine.parallel.fsdp import is_sharded
 from engine.solver.layer_decay import LayerDecay
 from engine.solver.param_groups import (
     ParamGroups,
@@ -64,6 +65,11 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         )
     if "weight_decay" not in _accepted(optimizer_class):
         groups = _without_weight_decay(groups, optimizer_class)
+    if arguments.get("fused") and optimizer_class is torch.optim.SGD and is_sharded(model):
+        logger.warning(
+            "SOLVER.OPTIMIZER.fused is not used: torch cannot do it with sharded weights"
+        )
+        arguments["fused"] = False
     return optimizer_class(groups, **arguments)
 
 

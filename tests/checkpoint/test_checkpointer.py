@@ -489,3 +489,22 @@ def test_safetensors_are_loaded_and_damage_is_noticed(tmp_path):
     damage(path, "half")
     with pytest.raises(CheckpointError, match=r"weights.safetensors cannot be loaded"):
         Checkpointer(model).load(str(path))
+
+
+def test_a_damaged_name_of_the_last_checkpoint_is_none(tmp_path):
+    model = nn.Linear(1, 1)
+    checkpointer = Checkpointer(model, tmp_path)
+    checkpointer.save("model_0000003", iteration=3)
+    checkpointer.save("model_0000007", iteration=7)
+    (tmp_path / "last_checkpoint").write_bytes(b"\xff\xfe\x00")
+    assert Checkpointer(model, tmp_path).resume_or_load("")["iteration"] == 7
+
+
+def test_weights_may_be_below_the_name_that_other_programs_use(tmp_path):
+    model = nn.Linear(1, 1)
+    fill(model, 3.0)
+    torch.save({"epoch": 4, "state_dict": model.state_dict()}, tmp_path / "lightning.ckpt")
+    other = nn.Linear(1, 1)
+    Checkpointer(other).load(str(tmp_path / "lightning.ckpt"))
+    assert other.weight.item() == 3.0
+    assert Checkpointer(other).load(None) == {}

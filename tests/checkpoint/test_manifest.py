@@ -107,7 +107,20 @@ def test_another_folder_under_the_name_of_a_checkpoint_is_noticed(tmp_path):
     assert manifest.damage("model") == "its checksum is not that of the file that was saved"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"checkpoint'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        "null",
+        '{"checkpoint',
+        '{"checkpoints": []}',
+        '{"checkpoints": {"model.pth": null}}',
+        '{"checkpoints": {"model.pth": {"size": 3}}}',
+    ],
+)
 def test_a_damaged_manifest_is_named_and_stops_nobody(tmp_path, log, text):
     path = save(tmp_path, "model")
     (tmp_path / "manifest.json").write_text(text)

@@ -304,3 +304,8 @@ def test_a_limit_that_is_none_is_refused_at_once(limit):
 
 def test_the_age_is_that_of_the_process_not_of_the_import():
     assert process_age() > time.monotonic() - stopping._IMPORTED
+
+
+def test_a_process_that_was_launched_is_as_old_as_its_launcher(monkeypatch):
+    monkeypatch.setenv(stopping.STARTED_AT, str(time.monotonic() - 1e6))
+    assert process_age() == pytest.approx(1e6, abs=100)

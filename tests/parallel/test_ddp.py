@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from engine.parallel.ddp import create_ddp_model
+from engine.parallel.strategy import no_gradient_sync
 
 
 def work(rank: int, folder: Path) -> dict:
@@ -24,6 +25,11 @@ def work(rank: int, folder: Path) -> dict:
         model(torch.tensor([[1 / 3]])).sum().backward()
         seen[f"{name} third"] = model.module.weight.grad.item()
         seen[f"{name} type"] = type(model).__name__, model.find_unused_parameters
+    static = create_ddp_model(nn.Linear(1, 1, bias=False), static_graph=True)
+    with no_gradient_sync(static):
+        static(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
+    static(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
+    seen["two passes of a static graph"] = static.module.weight.grad.item()
     try:
         create_ddp_model(nn.Linear(1, 1), compression="bf16")
     except ValueError as error:
@@ -65,3 +71,7 @@ def test_gradients_of_the_cpu_cannot_be_sent_as_bfloat16(processes):
 @pytest.mark.slow
 def test_further_arguments_are_those_of_ddp(processes):
     assert processes[0]["option type"] == ["DistributedDataParallel", True]
+
+
+def test_a_static_graph_can_be_run_twice_in_a_step(processes):
+    assert [seen["two passes of a static graph"] for seen in processes] == [4.0, 4.0]

@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine.config import get_cfg
 from engine.parallel.strategy import check_strategy, no_gradient_sync, prepare_model, wrap_model
+from engine.solver import build_optimizer
 
 
 def config(*overrides):
@@ -31,6 +32,9 @@ def work(rank: int, folder: Path) -> dict:
         name: [cls.__name__ for cls in type(build("PARALLEL.STRATEGY", name)).__mro__]
         for name in ("none", "ddp", "fsdp")
     }
+    sharded = build("PARALLEL.STRATEGY", "fsdp")
+    fused = build_optimizer(config("SOLVER.OPTIMIZER.fused", True), sharded)
+    seen["fused"] = fused.defaults["fused"]
     synced = build("PARALLEL.SYNC_BN", True)
     seen["norm"] = type(synced.module[1]).__name__
     compiled = config("COMPILE.ENABLED", True, "COMPILE.BACKEND", "eager")
@@ -105,10 +109,15 @@ def test_a_model_is_wrapped_as_the_config_says(processes):
 @pytest.mark.slow
 def test_on_the_cpu_batch_norm_stays_as_it_is_with_a_warning(processes):
     assert processes[0]["norm"] == "BatchNorm1d"
-    assert "SyncBatchNorm does not run on the CPU" in processes[0]["messages"][1]
+    assert "SyncBatchNorm does not run on the CPU" in "".join(processes[0]["messages"])
 
 
 @pytest.mark.slow
 def test_gradients_are_kept_on_their_rank_where_it_is_asked(processes):
     assert [seen["own gradient"] for seen in processes] == [0, 1]
     assert [seen["mean gradient"] for seen in processes] == [0.5, 0.5]
+
+
+def test_an_option_of_the_optimizer_that_sharded_weights_lack_is_left_out(processes):
+    assert [seen["fused"] for seen in processes] == [False, False]
+    assert "SOLVER.OPTIMIZER.fused is not used" in "".join(processes[0]["messages"])
