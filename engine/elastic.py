@@ -76,9 +76,16 @@ class Job:
 
     def describe_returned(self) -> str:
         """Which ranks were done when another failed: it may have waited for them."""
-        ranks = sorted(int(path.name[9:]) for path in Path(self.folder).glob("returned_*"))
+        first = self.machine_rank * self.num_processes
+        ranks = [
+            first + local for local in range(self.num_processes) if self.returned(local).exists()
+        ]
         names = " and ".join(map(str, ranks))
         return f"\nBefore that, rank {names} had come to the end of its program" if ranks else ""
+
+    def returned(self, local_rank: int) -> Path:
+        """The file that says so of a process of this machine."""
+        return Path(self.folder, f"returned_{local_rank}")
 
     def stop_with(self, code: int) -> None:
         draft = Path(self.folder, f"stop_{os.getpid()}")
@@ -195,6 +202,8 @@ def _run_process(job: Job) -> Any:
     """One process of the run."""
     if job.stop_code is not None:
         return Exit(job.stop_code)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    job.returned(local_rank).unlink(missing_ok=True)  # it may be one of before a restart
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     _handle_signals(_exit)
     result: Any = None
@@ -221,7 +230,7 @@ def _run_process(job: Job) -> Any:
         time.sleep(3 * MONITOR)  # often the echo of another's death, which is to be found first
         _end_in_time()
         raise
-    Path(job.folder, f"returned_{os.environ['RANK']}").touch()
+    job.returned(local_rank).touch()
     if dist.is_initialized():
         comm.leave_groups()
     return result

@@ -17,7 +17,7 @@ _C.VERSION = 2
 _C.TRAINER = ""
 # Folder for all that a run leaves: config, logs, metrics, checkpoints, results.
 _C.OUTPUT_DIR = "./output"
-# Seed of everything random; below 0 a new one is drawn for each run, logged and stored with it.
+# Seed of everything random; below 0 a new one is drawn for each run, and logged.
 _C.SEED = -1
 # Let cuDNN time its algorithms and choose: faster for inputs of one size, not repeatable.
 _C.CUDNN_BENCHMARK = False
@@ -37,13 +37,13 @@ _C.HOOKS = []
 
 # The model.
 _C.MODEL = CN()
-# Registered name of the model.
+# Registered name of the model, or its import path: package.module:Class.
 _C.MODEL.META_ARCHITECTURE = ""
 # Arguments of the model, any names.
 _C.MODEL.ARGS = CN(new_allowed=True)
 # Checkpoint whose weights training starts from and --eval-only evaluates; "" for none.
 _C.MODEL.WEIGHTS = ""
-# "cuda", "cpu", "mps"; "auto" takes the first of these there is, the CPU last.
+# "cuda", "mps", "xpu", "cpu"; "auto" takes what there is, the CPU last.
 _C.MODEL.DEVICE = "auto"
 
 # Data sets, by the names they have in DatasetCatalog.

@@ -87,7 +87,10 @@ class HookBase:
         """Before each step."""
 
     def after_backward(self) -> None:
-        """When the gradients of a step are complete, before they are clipped and used."""
+        """When the gradients of a step are complete, before they are clipped and used.
+
+        In float16 they are still multiplied by the loss scale.
+        """
 
     def after_step(self) -> None:
         """After each step."""
