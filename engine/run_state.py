@@ -36,7 +36,6 @@ class RunState:
         self._left: dict[str, Any] = {}  # the state from before what was left
         self._random_states: tuple[object, list[dict]] = (None, [])  # when, and of all ranks
         self._common_hooks: set[str] = set()  # of all ranks, where there are several
-        self.goes_beyond_end = False  # the saved run had come to its end
         self._after_epoch_at = -1  # the last iteration whose `after_epoch` has begun
 
     # --- saving -----------------------------------------------------------------------------
@@ -106,7 +105,6 @@ class RunState:
         if max_iter > stopped.get("max_iter", max_iter):
             stopped = {}  # the user wants to train it further
         is_over = bool(stopped) or start_iter == max_iter
-        self.goes_beyond_end = bool(saved.get("finished")) and not is_over
         self.takes_up = (is_over and not saved.get("finished", True)) or "left_at" in saved
         self._way_back, self._left = {}, {}
         self._random_states, self._after_epoch_at = (None, []), -1

@@ -38,10 +38,10 @@ class PeriodicWriter(HookBase):
         if self._over_ranks and comm.get_world_size() > 1:
             self.trainer.storage.start_joining_ranks()
         try:
-            # What a run that ended before had to say at its end stays, if it is trained further.
-            first = self.trainer.start_iter + self.trainer._run_state.goes_beyond_end
             for writer in self._writers:
-                writer.rewind(first)
+                writer.rewind(self.trainer.start_iter)
+            # A run that is trained further has results of its end, which were cut off now.
+            self.trainer.storage.forget_written(self.trainer.start_iter)
         except BaseException:  # then this hook was not started, and gets no after_train
             self._call_all("close")
             raise
