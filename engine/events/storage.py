@@ -231,13 +231,17 @@ class EventStorage:
                 records.setdefault(iteration, {})[name] = value
         return dict(sorted(records.items()))
 
-    def forget_written(self, iteration: int) -> None:
-        """Have scalars whose latest value is of `iteration` or later be unwritten for all."""
+    def forget_written(self, iteration: int) -> bool:
+        """Have scalars whose latest value is of `iteration` or later be unwritten for all readers.
+
+        Returns whether there are any.
+        """
         late = [name for name, (_, at) in self.latest().items() if at >= iteration]
         live = (cursor.scalars for cursor in self._cursors.values())
         for seen in (*self._saved_cursors.values(), *live):
             for name in late:
                 seen.pop(name, None)
+        return bool(late)
 
     def unwritten_images(self, reader: object) -> list[tuple[str, torch.Tensor, int]]:
         """Name, CHW uint8 image and iteration of the images put since `reader` last asked."""

@@ -35,13 +35,16 @@ class PeriodicWriter(HookBase):
         self._was_evaluated = False
 
     def before_train(self) -> None:
-        if self._over_ranks and comm.get_world_size() > 1:
+        is_joint = self._over_ranks and comm.get_world_size() > 1
+        if is_joint:
             self.trainer.storage.start_joining_ranks()
         try:
             for writer in self._writers:
                 writer.rewind(self.trainer.start_iter)
-            # A run that is trained further has results of its end, which were cut off now.
-            self.trainer.storage.forget_written(self.trainer.start_iter)
+            # A run that is trained further has results of its end, which were cut off now: they
+            # are written with its first step.
+            has_results = self.trainer.storage.forget_written(self.trainer.start_iter)
+            self._was_evaluated = comm.all_gather(has_results)[0] if is_joint else has_results
         except BaseException:  # then this hook was not started, and gets no after_train
             self._call_all("close")
             raise

@@ -231,24 +231,25 @@ def test_a_writer_that_cannot_be_rewound_leaves_no_other_open(tmp_path):
     assert (opened.written, opened.closed) == ([], 1)
 
 
-def test_a_finished_run_that_is_trained_further_keeps_the_results_of_its_end(tmp_path):
+@pytest.mark.parametrize("period", [1, 20])
+def test_a_finished_run_that_is_trained_further_keeps_the_results_of_its_end(tmp_path, period):
     def train(start: int, end: int, state: dict | None = None) -> dict:
-        evaluation = EvalHook(0, lambda: {"accuracy": float(end)})
+        evaluation = EvalHook(6, lambda: {"accuracy": float(trainer.iter)})
         writers = [JSONWriter(tmp_path / "metrics.json"), TensorboardXWriter(tmp_path)]
         saved = {}
         save = CallbackHook(after_train=lambda trainer: saved.update(trainer.state_dict()))
-        trainer = Steps(evaluation, PeriodicWriter(writers, 1))
+        trainer = Steps(evaluation, PeriodicWriter(writers, period))
         trainer.register_hooks([save], priority="LOWEST")
         if state:
             trainer.load_state_dict(state)
         trainer.train(start, end)
         return saved
 
-    train(4, 7, train(0, 4))
+    train(4, 9, train(0, 4))
     lines = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
-    assert [line["iteration"] for line in lines] == list(range(8))
-    assert [line.get("x") for line in lines] == [0, 1, 2, 3, 4, 5, 6, None]
+    expected = range(10) if period == 1 else [3, 4, 5, 8, 9]
+    assert [line["iteration"] for line in lines] == list(expected)
     found = [(line["iteration"], line["accuracy"]) for line in lines if "accuracy" in line]
-    assert found == [(4, 4.0), (7, 7.0)]
+    assert found == [(4, 4.0), (5, 5.0), (9, 9.0)]
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("accuracy")] == found
