@@ -123,6 +123,7 @@ class TrainerBase:
         self._is_training = False
         # A `train` of the user's own may call this in a `finally`, with an error on its way.
         self.failed = self.failed or sys.exc_info()[1] not in (None, self._handled_error)
+        self._handled_error = None  # it would keep all that its frames hold
         self._iter_is_ahead = self._iter_is_ahead or self.iter >= self.max_iter
         self._link_inner(None)
         self.storage.iter = self.iter

@@ -44,8 +44,9 @@ def open_storage(storage: "EventStorage") -> None:
 
 
 def close_storage(storage: "EventStorage") -> None:
-    for stack in (_OPEN.stack, _OPEN_ANYWHERE):
-        del stack[len(stack) - 1 - stack[::-1].index(storage)]  # the last: it may be there twice
+    stack = _OPEN.stack
+    del stack[len(stack) - 1 - stack[::-1].index(storage)]  # the last: it may be there twice
+    _OPEN_ANYWHERE.remove(storage)  # in one go: other threads open and close theirs
 
 
 def _stack_of_caller() -> "list[EventStorage]":
