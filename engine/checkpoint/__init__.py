@@ -1,12 +1,8 @@
 """Saving and loading of models and runs."""
 
-from engine.checkpoint.checkpointer import (
-    Checkpointer,
-    CheckpointError,
-    begin_run,
-    warn_of_failed_save,
-)
+from engine.checkpoint.checkpointer import Checkpointer, CheckpointError, warn_of_failed_save
 from engine.checkpoint.folder import delete_checkpoint
+from engine.checkpoint.last_checkpoint import begin_run
 
 __all__ = [
     "CheckpointError",

@@ -19,7 +19,6 @@ from fvcore.common.checkpoint import (
     _IncompatibleKeys,
     _strip_prefix_if_present,
 )
-from tabulate import tabulate
 from torch import nn
 
 from engine.checkpoint.background import BackgroundSaves
@@ -30,8 +29,9 @@ from engine.checkpoint.folder import (
     rename_folder,
     temporary_name,
 )
+from engine.checkpoint.last_checkpoint import NUMBERED, begin_run, has_begun_anew, tag_last
 from engine.checkpoint.manifest import Manifest
-from engine.checkpoint.matching import match_by_suffix
+from engine.checkpoint.matching import match_by_suffix, mismatch_table
 from engine.checkpoint.plain import as_plain
 from engine.checkpoint.sharded import read_sharded, write_sharded
 from engine.parallel import comm
@@ -40,8 +40,6 @@ from engine.parallel.joint_errors import joint_errors
 from engine.utils.files import PathManager, atomic_write
 
 _HEURISTICS = "?matching_heuristics=True"
-_NUMBERED = re.compile(r".*_(\d{7,})(\.pth)?")
-_NONE_YET = "(none yet)"  # in `last_checkpoint`, until a run that has begun there saves
 
 
 class CheckpointError(ValueError):
@@ -160,7 +158,7 @@ class Checkpointer(FvcoreCheckpointer):
             return loaded
         if resume:
             folder = os.path.abspath(self.save_dir)
-            if self._has_begun_anew():
+            if has_begun_anew(self.save_dir):
                 why = "the last run there ended before its first save. To go on from an older"
                 how = "checkpoint, write its file name into last_checkpoint"
                 self.logger.warning("Nothing to resume in %s: %s %s", folder, why, how)
@@ -178,7 +176,7 @@ class Checkpointer(FvcoreCheckpointer):
             begin_run(self.save_dir)
 
     def has_checkpoint(self) -> bool:
-        return super().has_checkpoint() and not self._has_begun_anew()
+        return super().has_checkpoint() and not has_begun_anew(self.save_dir)
 
     def get_checkpoint_file(self) -> str:
         try:
@@ -187,8 +185,7 @@ class Checkpointer(FvcoreCheckpointer):
             return ""  # a damaged name is none: the newest checkpoint is taken
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
-        with atomic_write(os.path.join(self.save_dir, "last_checkpoint"), "w") as file:
-            file.write(last_filename_basename)
+        tag_last(self.save_dir, last_filename_basename)
 
     def _write(
         self, path: str, tag_as_last: bool, then: Callable[[], None] | None, data: dict[str, Any]
@@ -258,7 +255,7 @@ class Checkpointer(FvcoreCheckpointer):
 
     def _newest_first(self) -> list[str]:
         """The tagged checkpoint, then the periodic ones: first its own run's, by iteration."""
-        if not os.path.isdir(self.save_dir) or self._has_begun_anew():
+        if not os.path.isdir(self.save_dir) or has_begun_anew(self.save_dir):
             return []
         runs = {name: record.get("run") for name, record in self._manifest.records().items()}
         tagged = self.get_checkpoint_file() if self.has_checkpoint() else ""
@@ -266,18 +263,11 @@ class Checkpointer(FvcoreCheckpointer):
         numbered = [
             (runs.get(name) == run, int(match[1]), os.path.join(self.save_dir, name))
             for name in os.listdir(self.save_dir)
-            if (match := _NUMBERED.fullmatch(name))
+            if (match := NUMBERED.fullmatch(name))
             and (match[2] or name in runs or is_listed(os.path.join(self.save_dir, name)))
         ]
         paths = [path for *_, path in sorted(numbered, reverse=True)]
         return list(dict.fromkeys([tagged, *paths] if tagged else paths))
-
-    def _has_begun_anew(self) -> bool:
-        path = os.path.join(self.save_dir, "last_checkpoint")
-        if not os.path.isfile(path):
-            return False
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip() == _NONE_YET
 
     def _go_on_with_run_of(self, path: str) -> None:
         record = self._manifest.records().get(os.path.basename(path))
@@ -376,7 +366,7 @@ class Checkpointer(FvcoreCheckpointer):
         if names and unfit >= set(names):
             raise CheckpointError(
                 f"no weight of {self._loading} fits the model: it is of another architecture\n"
-                + _mismatch_table(result)
+                + mismatch_table(result)
             )
         return result
 
@@ -386,15 +376,7 @@ class Checkpointer(FvcoreCheckpointer):
         missing = [name for name in incompatible.missing_keys if name in unloaded]
         incompatible = incompatible._replace(missing_keys=missing)
         if any(incompatible):
-            self.logger.warning("Weights that do not fit:\n%s", _mismatch_table(incompatible))
-
-
-def begin_run(folder: str) -> None:
-    """Have a resume no longer go on from what an earlier run has left in the folder."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    if "last_checkpoint" in names or any(map(_NUMBERED.fullmatch, names)):
-        with atomic_write(os.path.join(folder, "last_checkpoint"), "w") as file:
-            file.write(_NONE_YET)
+            self.logger.warning("Weights that do not fit:\n%s", mismatch_table(incompatible))
 
 
 def warn_of_failed_save(path: str, error: Exception) -> None:
@@ -421,16 +403,3 @@ def _reason(error: Exception) -> str:
     if found := re.search(r"GLOBAL (\S+)", str(error)):
         return f"it holds {found[1]}, which is no plain value: loading it could run code"
     return f"it is damaged, or not a checkpoint ({type(error).__name__})"
-
-
-def _mismatch_table(result: _IncompatibleKeys, most: int = 40) -> str:
-    misshapen = {name for name, *_ in result.incorrect_shapes}  # these count as missing too
-    missing = [name for name in result.missing_keys if name not in misshapen]
-    rows = [(name, "in the model only", "") for name in missing]
-    rows += [(name, "in the checkpoint only", "") for name in result.unexpected_keys]
-    rows += [
-        (name, "other shape", f"{saved} in the checkpoint, {wanted} in the model")
-        for name, saved, wanted in result.incorrect_shapes
-    ]
-    more = f"\n… and {len(rows) - most} more" if len(rows) > most else ""
-    return tabulate(rows[:most], headers=("weight", "mismatch", "shapes")) + more

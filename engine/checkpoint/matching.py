@@ -1,5 +1,8 @@
 """Names of weights that differ only in what stands before them."""
 
+from fvcore.common.checkpoint import _IncompatibleKeys
+from tabulate import tabulate
+
 
 def match_by_suffix(saved: list[str], wanted: list[str]) -> dict[str, str]:
     """For each saved name the wanted one that ends alike, the longest first; others are left out.
@@ -20,3 +23,17 @@ def match_by_suffix(saved: list[str], wanted: list[str]) -> dict[str, str]:
             matches[old] = new
             taken.add(new)
     return matches
+
+
+def mismatch_table(result: _IncompatibleKeys, most: int = 40) -> str:
+    """What did not fit, a row a weight."""
+    misshapen = {name for name, *_ in result.incorrect_shapes}  # these count as missing too
+    missing = [name for name in result.missing_keys if name not in misshapen]
+    rows = [(name, "in the model only", "") for name in missing]
+    rows += [(name, "in the checkpoint only", "") for name in result.unexpected_keys]
+    rows += [
+        (name, "other shape", f"{saved} in the checkpoint, {wanted} in the model")
+        for name, saved, wanted in result.incorrect_shapes
+    ]
+    more = f"\n… and {len(rows) - most} more" if len(rows) > most else ""
+    return tabulate(rows[:most], headers=("weight", "mismatch", "shapes")) + more
