@@ -1,4 +1,4 @@
-"""Names of weights that differ only in what stands before them."""
+"""Names of weights: which belong together though they begin differently, and which fit nothing."""
 
 from fvcore.common.checkpoint import _IncompatibleKeys
 from tabulate import tabulate
