@@ -21,6 +21,7 @@ from engine.events.step_metrics import (
 )
 from engine.parallel.fsdp import device_type_of, shard_optimizer_state
 from engine.parallel.strategy import no_gradient_sync
+from engine.solver import optimizer_calls
 from engine.train_loop import TrainerBase
 from engine.utils.cpu_bfloat16 import has_working_bfloat16_kernels, without_onednn
 from engine.utils.endless import EndlessIterator, batches_per_epoch
@@ -98,14 +99,14 @@ class SimpleTrainer(TrainerBase):
     def _run_batch(self, is_first: bool = True) -> tuple[Metrics, float]:
         """Forward and backward of one batch; returns what the model gave and the time to load."""
         if is_first and self.zero_grad_before_forward:
-            self.optimizer.zero_grad()
+            optimizer_calls.zero_grad(self.optimizer)
         start = perf_counter()
         data = next(self._iterator or self._data_loader_iter)  # to change it, wrap the data loader
         data_time = perf_counter() - start
         metrics = self._forward(data)  # to change the losses, wrap the model
         loss = total_loss(metrics)
         if is_first and not self.zero_grad_before_forward:
-            self.optimizer.zero_grad()
+            optimizer_calls.zero_grad(self.optimizer)
         self._backward(loss if self.accumulate == 1 else loss / self.accumulate)
         return metrics, data_time
 
@@ -201,7 +202,7 @@ class SimpleTrainer(TrainerBase):
     def _step_optimizer(self) -> None:
         if self.clip_gradients is not None:
             get_event_storage().put_scalar("grad_norm", self.clip_gradients(self.optimizer))
-        self.optimizer.step()
+        optimizer_calls.step(self.optimizer)
         if self.nonfinite.policy == "skip":
             vars(self.optimizer).pop("found_inf", None)  # it was about this step only
 

@@ -41,6 +41,7 @@ from engine import (
 from engine.config import CfgNode, get_cfg
 from engine.evaluation import ClassificationEvaluator, inference_on_dataset
 from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter, scalar
+from engine.solver import optimizer_calls
 
 BLOCK = 20  # steps in a block, and the period of the writers
 Pairs = list[tuple[float, float]]  # CPU seconds of a block, and of one of the bare loop
@@ -83,19 +84,24 @@ def make_parts(size: str, logs: bool) -> tuple[Classifier, list, torch.optim.Opt
     return model, batches, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def bare_block(size: str) -> Callable[[], None]:
-    """A function that runs a block of steps of the plainest loop."""
+def bare_block(size: str, labels: bool = True) -> Callable[[], None]:
+    """A function that runs a block of steps of the plainest loop.
+
+    Without `labels` it calls the optimizer as SimpleTrainer does, without labels for a profiler.
+    """
     model, batches, optimizer = make_parts(size, logs=False)
     model.train()
     place = 0
+    zero_grad = torch.optim.Optimizer.zero_grad if labels else optimizer_calls.zero_grad
+    step = torch.optim.SGD.step if labels else optimizer_calls.step
 
     def run() -> None:
         nonlocal place
         for _ in range(BLOCK):
             loss = model(batches[place % len(batches)])["loss"]
-            optimizer.zero_grad()
+            zero_grad(optimizer)
             loss.backward()
-            optimizer.step()
+            step(optimizer)
             place += 1
 
     return run
@@ -249,6 +255,8 @@ def measure_steps(blocks: int) -> list[dict[str, Any]]:
         }
         if size == "small":
             measured["DefaultTrainer"] = default_trainer_against_bare(count)
+            unlabelled = bare_block(size, labels=False)
+            measured["bare without labels"] = one_against_other(unlabelled, bare_block(size), count)
         rows += [row_of_steps(size, name, pairs) for name, pairs in measured.items()]
     return rows
 

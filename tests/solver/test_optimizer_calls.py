@@ -1,0 +1,144 @@
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from engine.solver import optimizer_calls
+
+LABELS = {"Optimizer.zero_grad#SGD.zero_grad", "Optimizer.step#SGD.step"}
+
+
+@pytest.fixture
+def weight() -> torch.nn.Parameter:
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    return weight
+
+
+@pytest.fixture
+def sgd(weight):
+    return torch.optim.SGD([weight], lr=0.5)
+
+
+def labels_seen(events) -> set[str]:
+    return {event.key for event in events.key_averages() if event.key in LABELS}
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"])
+@pytest.mark.parametrize("options", [{}, {"foreach": True}])
+def test_both_do_what_the_methods_do(name, options):
+    def weights(step, zero_grad) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        weights = [torch.nn.Parameter(torch.randn(4)) for _ in range(3)]
+        groups = [{"params": weights[:2]}, {"params": weights[2:], "lr": 0.01}]
+        optimizer = getattr(torch.optim, name)(groups, lr=0.1, **options)
+        for _ in range(3):
+            zero_grad(optimizer)
+            assert all(weight.grad is None for weight in weights)
+            sum((weight**2).sum() for weight in weights).backward()
+            step(optimizer)
+        assert not any(weight.grad_fn for weight in weights)
+        return weights
+
+    quick = weights(optimizer_calls.step, optimizer_calls.zero_grad)
+    plain = weights(lambda optimizer: optimizer.step(), lambda optimizer: optimizer.zero_grad())
+    assert all(map(torch.equal, quick, plain))
+
+
+def test_no_label_is_made_unless_a_profiler_runs(sgd, monkeypatch):
+    made = Mock(wraps=torch.autograd.profiler.record_function)
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", made)
+    optimizer_calls.step(sgd)
+    optimizer_calls.zero_grad(sgd)
+    assert not made.called
+    sgd.step()
+    assert made.called  # so torch would have made one
+
+
+@pytest.mark.parametrize("profile", [torch.profiler.profile, torch.autograd.profiler.profile])
+def test_a_profiler_sees_the_labels(sgd, profile):
+    with profile() as seen:
+        optimizer_calls.step(sgd)
+        optimizer_calls.zero_grad(sgd)
+    assert labels_seen(seen) == LABELS
+
+
+def test_hooks_of_an_optimizer_run(sgd, weight):
+    calls = []
+    sgd.register_step_pre_hook(lambda *_: calls.append("before"))
+    handle = sgd.register_step_post_hook(lambda *_: calls.append("after"))
+    optimizer_calls.step(sgd)
+    assert calls == ["before", "after"]
+    handle.remove()
+    optimizer_calls.step(sgd)
+    assert calls == ["before", "after", "before"]
+    assert weight.tolist() == [0, 0, 0]
+
+
+def test_hooks_of_all_optimizers_run(sgd):
+    calls = []
+    handle = register_optimizer_step_post_hook(lambda *_: calls.append("after"))
+    try:
+        optimizer_calls.step(sgd)
+    finally:
+        handle.remove()
+    optimizer_calls.step(sgd)
+    assert calls == ["after"]
+
+
+def test_methods_of_a_subclass_are_called(weight):
+    calls = []
+
+    class Own(torch.optim.SGD):
+        def zero_grad(self, set_to_none=True):
+            calls.append("zero_grad")
+            super().zero_grad(set_to_none=False)
+
+        def step(self, closure=None):
+            calls.append("step")
+            super().step(closure)
+
+    optimizer = Own([weight], lr=0.5)
+    optimizer_calls.step(optimizer)
+    optimizer_calls.zero_grad(optimizer)
+    assert calls == ["step", "zero_grad"]
+    assert weight.tolist() == [0.5] * 3
+    assert weight.grad.tolist() == [0, 0, 0]
+
+
+def test_methods_put_on_one_optimizer_are_called(sgd, weight):
+    sgd.step, sgd.zero_grad = Mock(), Mock()
+    optimizer_calls.step(sgd)
+    optimizer_calls.zero_grad(sgd)
+    assert sgd.step.call_count == sgd.zero_grad.call_count == 1
+    assert weight.tolist() == [1, 1, 1]
+
+
+def test_a_method_put_on_the_class_is_called(sgd, monkeypatch):
+    calls = []
+    step = torch.optim.SGD.step
+
+    def traced(optimizer, closure=None):
+        calls.append("step")
+        return step(optimizer, closure)
+
+    traced.__dict__.update(step.__dict__)  # as functools.wraps does
+    monkeypatch.setattr(torch.optim.SGD, "step", traced)
+    optimizer_calls.step(sgd)
+    assert calls == ["step"]
+
+
+def test_what_only_looks_like_an_optimizer_is_called():
+    optimizer = Mock()
+    optimizer_calls.step(optimizer)
+    optimizer_calls.zero_grad(optimizer)
+    assert optimizer.step.call_count == optimizer.zero_grad.call_count == 1
+
+
+def test_a_schedule_of_torch_knows_that_the_optimizer_stepped(sgd, recwarn):
+    schedule = StepLR(sgd, 1)
+    optimizer_calls.step(sgd)
+    schedule.step()
+    assert not recwarn.list  # torch warns of schedules that step before their optimizer
