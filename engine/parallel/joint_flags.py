@@ -7,14 +7,14 @@ import torch.distributed as dist
 
 from engine.parallel import comm
 
-SECONDS = 0.1  # between two messages: each costs as much as a small step
+SECONDS = 0.3  # between two messages: each costs as much as a small step
 MOST_CALLS = 100
 
 
 class JointFlags:
     """Flags that any rank may raise. All ranks ask equally often, and get the same answers.
 
-    Ranks send theirs about every tenth of a second, in calls that they agree on, and know what all
+    Ranks send theirs about three times a second, in calls that they agree on, and know what all
     have sent in the call after that: by then it has long arrived, so that nobody waits.
     """
 
