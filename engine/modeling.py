@@ -6,7 +6,7 @@ from inspect import signature
 from torch import nn
 
 from engine.checkpoint import Checkpointer
-from engine.config import CfgNode
+from engine.config import CfgNode, ConfigError
 from engine.parallel.device import choose_device
 from engine.utils.registry import Registry, find
 
@@ -22,6 +22,11 @@ def build_model(cfg: CfgNode) -> nn.Module:
     The name is a registered one, or an import path such as `engine.zoo.digits:DigitsNet`. What is
     `configurable`, or has `cfg` as its first argument, gets the config too.
     """
+    if not cfg.MODEL.META_ARCHITECTURE:
+        raise ConfigError(
+            "MODEL.META_ARCHITECTURE is not set: name a model there, or give a config that does, "
+            "such as --config-file configs/digits/cnn.yaml"
+        )
     make = find(META_ARCH_REGISTRY, cfg.MODEL.META_ARCHITECTURE)
     takes_cfg = hasattr(make, "from_config") or next(iter(signature(make).parameters), "") == "cfg"
     model = make(cfg, **cfg.MODEL.ARGS) if takes_cfg else make(**cfg.MODEL.ARGS)

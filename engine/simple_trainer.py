@@ -22,6 +22,7 @@ from engine.events.step_metrics import (
 from engine.parallel.fsdp import device_type_of, shard_optimizer_state
 from engine.parallel.strategy import no_gradient_sync
 from engine.solver import optimizer_calls
+from engine.solver.optimizer import load_optimizer_state
 from engine.train_loop import TrainerBase
 from engine.utils.cpu_bfloat16 import has_working_bfloat16_kernels, without_onednn
 from engine.utils.endless import EndlessIterator, batches_per_epoch
@@ -215,7 +216,7 @@ class SimpleTrainer(TrainerBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         state = shard_optimizer_state(state_dict["optimizer"], self.optimizer)
-        self.optimizer.load_state_dict(state)
+        load_optimizer_state(self.optimizer, state)
         if hasattr(self.data_loader, "load_state_dict") and "data_loader" in state_dict:
             self.data_loader.load_state_dict(state_dict["data_loader"])
             self._iterator = None

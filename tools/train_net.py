@@ -25,7 +25,7 @@ from engine.evaluation import verify_results
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.launch import LaunchError, was_restarted
 from engine.parallel import comm
-from engine.utils.registry import locate
+from engine.utils.registry import UnknownNameError, locate
 
 
 def read_config(args: argparse.Namespace) -> CfgNode:
@@ -88,5 +88,6 @@ if __name__ == "__main__":
         FileNotFoundError,
         NotADirectoryError,
         PermissionError,
+        UnknownNameError,
     ) as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -8,7 +8,8 @@ from typing import Any
 from torch.utils.data import ConcatDataset
 
 from engine.data.dataset import DatasetFromList
-from engine.utils.suggest import did_you_mean
+from engine.utils.registry import UnknownNameError
+from engine.utils.suggest import did_you_mean, hint_at
 
 
 class _DatasetCatalog(UserDict[str, Callable[[], Any]]):
@@ -34,9 +35,8 @@ class _DatasetCatalog(UserDict[str, Callable[[], Any]]):
     def get(self, name: str) -> Any:  # type: ignore[override]
         """Call the function registered under `name` and return its data set."""
         if name not in self.data:
-            hint = did_you_mean(name, self.data)
-            raise KeyError(
-                f"no data set is registered as {name!r}{hint and f'; {hint}'} "
+            raise UnknownNameError(
+                f"no data set is registered as {name!r}{hint_at(name, self.data)} "
                 f"(registered: {', '.join(self.list()) or 'none'})"
             )
         return self.data[name]()

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.utils.suggest import did_you_mean
+from engine.utils.suggest import hint_at
 
 
 class NeverSetError(AttributeError):
@@ -15,8 +15,8 @@ class NeverSetError(AttributeError):
 
     def __str__(self) -> str:
         known = [*vars(self.obj), *dir(type(self.obj))]
-        hint = did_you_mean(str(self.name), [one for one in known if not one.startswith("_")])
-        return f"storage.{self.name} was never set{'; ' if hint else ''}{hint}"
+        hint = hint_at(str(self.name), [one for one in known if not one.startswith("_")])
+        return f"storage.{self.name} was never set{hint}"
 
 
 def plain_notes(attributes: dict[str, Any]) -> dict[str, Any]:

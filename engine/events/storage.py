@@ -24,7 +24,7 @@ from engine.events.notes import NeverSetError, plain_notes
 from engine.events.over_ranks import OverRanks
 from engine.events.scalar import as_scalar
 from engine.events.scalar_log import Converted, ScalarLog
-from engine.utils.suggest import did_you_mean
+from engine.utils.suggest import hint_at
 from engine.utils.unique_names import unique_names
 
 KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
@@ -179,9 +179,8 @@ class EventStorage:
         try:
             return self._histories[name]
         except KeyError:
-            hint = did_you_mean(name, self._histories)
-            message = f"no metric {name!r} was put into this storage{'; ' if hint else ''}{hint}"
-            raise KeyError(message) from None
+            hint = hint_at(name, self._histories)
+            raise KeyError(f"no metric {name!r} was put into this storage{hint}") from None
 
     def histories(self) -> dict[str, HistoryBuffer]:
         """All histories by name."""

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.parallel import comm
-from engine.utils.suggest import did_you_mean
+from engine.utils.suggest import hint_at
 
 Compression = Literal["none", "fp16", "bf16"]
 
@@ -28,8 +28,8 @@ def create_ddp_model(
         compression = "fp16"
     if compression not in (known := get_args(Compression)):
         raise ValueError(
-            f"the compression of gradients is {compression!r}, not one of {', '.join(known)}; "
-            f"{did_you_mean(compression, known)}"
+            f"the compression of gradients is {compression!r}, not one of {', '.join(known)}"
+            f"{hint_at(compression, known)}"
         )
     if comm.get_world_size() == 1:
         return model

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from engine.parallel import comm
-from engine.utils.suggest import did_you_mean
+from engine.utils.suggest import hint_at
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -152,8 +152,8 @@ def _modules_of(model: nn.Module, classes: Sequence[str]) -> list[nn.Module]:
     for name in classes:
         if name not in there:
             raise ValueError(
-                f"SHARD_CLASSES: the model has no module of a class {name!r}; "
-                f"{did_you_mean(name, there)} (there are: {', '.join(sorted(there))})"
+                f"SHARD_CLASSES: the model has no module of a class {name!r}"
+                f"{hint_at(name, there)} (there are: {', '.join(sorted(there))})"
             )
     return [module for module in model.modules() if type(module).__name__ in classes]
 
@@ -162,7 +162,7 @@ def _dtype(name: str) -> torch.dtype | None:
     if name and name not in DTYPES:
         raise ValueError(
             f"{name!r} is not a precision for sharded weights: use {', '.join(DTYPES)} or '' for "
-            f"that of the model; {did_you_mean(name, DTYPES)}"
+            f"that of the model{hint_at(name, DTYPES)}"
         )
     return getattr(torch, name) if name else None
 

@@ -10,7 +10,7 @@ from torch import nn
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
 from engine.parallel.fsdp import create_fsdp_model
-from engine.utils.suggest import did_you_mean
+from engine.utils.suggest import hint_at
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,8 @@ def check_strategy(name: str) -> None:
     """Refuse a PARALLEL.STRATEGY that is not known."""
     if name not in STRATEGIES:
         raise ValueError(
-            f"PARALLEL.STRATEGY is {name!r}, not one of {', '.join(STRATEGIES)}; "
-            f"{did_you_mean(name, STRATEGIES)}"
+            f"PARALLEL.STRATEGY is {name!r}, not one of {', '.join(STRATEGIES)}"
+            f"{hint_at(name, STRATEGIES)}"
         )
 
 

@@ -10,6 +10,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 from torch.optim import Optimizer
 
+from engine.config import ConfigError
 from engine.parallel.fsdp import is_sharded
 from engine.solver.layer_decay import LayerDecay
 from engine.solver.param_groups import (
@@ -24,7 +25,7 @@ from engine.solver.param_rules import (
     parse_param_rules,
     warn_about_idle_rules,
 )
-from engine.utils.suggest import did_you_mean
+from engine.utils.suggest import hint_at
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +82,27 @@ def get_optimizer_class(name: str) -> type[Optimizer]:
         if inspect.isclass(value) and issubclass(value, Optimizer) and value is not Optimizer
     }
     if name not in known:
-        raise ValueError(
-            f"torch.optim has no optimizer {name!r}; {did_you_mean(name, known)} "
+        raise ConfigError(
+            f"torch.optim has no optimizer {name!r}{hint_at(name, known)} "
             f"(known: {', '.join(sorted(known))})"
         )
     return known[name]
+
+
+def load_optimizer_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """`optimizer.load_state_dict`, with a clear error where the state is that of another one."""
+    try:
+        optimizer.load_state_dict(state_dict)
+        lacking = optimizer.defaults.keys() - optimizer.param_groups[0].keys()
+        reason = f"it lacks {', '.join(sorted(lacking))}" if lacking else ""
+    except (KeyError, ValueError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    if reason:
+        raise ConfigError(
+            f"the saved state does not fit {type(optimizer).__name__} with its "
+            f"{len(optimizer.param_groups)} groups of parameters ({reason}): resume with the "
+            "optimizer and the rules of the saved run, or begin a new run with its weights"
+        ) from None
 
 
 def _arguments(solver: CfgNode, optimizer_class: type[Optimizer]) -> dict[str, Any]:
@@ -110,9 +127,9 @@ def _check_arguments(
     accepted = _accepted(optimizer_class)
     for key in arguments:
         if key not in accepted:
-            raise ValueError(
-                f"{place}: {optimizer_class.__name__} has no argument {key!r}; "
-                f"{did_you_mean(key, accepted)} (it accepts: {', '.join(accepted)})"
+            raise ConfigError(
+                f"{place}: {optimizer_class.__name__} has no argument {key!r}"
+                f"{hint_at(key, accepted)} (it accepts: {', '.join(accepted)})"
             )
 
 

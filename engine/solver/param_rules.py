@@ -20,7 +20,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from engine.utils.suggest import did_you_mean
+from engine.config import ConfigError
+from engine.utils.suggest import did_you_mean, hint_at
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +110,9 @@ def parse_param_rules(rules: Iterable[Mapping[str, Any]]) -> list[ParamRule]:
         others = [key for key in rule if key not in _RULE_KEYS]
         unknown = [key for key in others if not key.islower() or key.upper() in _RULE_KEYS]
         if unknown:
-            raise ValueError(
-                f"SOLVER.PARAM_RULES: unknown key {unknown[0]} in {dict(rule)}; "
-                f"{did_you_mean(unknown[0], _RULE_KEYS)} (known: {', '.join(_RULE_KEYS)}, and "
+            raise ConfigError(
+                f"SOLVER.PARAM_RULES: unknown key {unknown[0]} in {dict(rule)}"
+                f"{hint_at(unknown[0], _RULE_KEYS)} (known: {', '.join(_RULE_KEYS)}, and "
                 "options of the optimizer in lower case)"
             )
         if "MATCH" not in rule and "TYPE" not in rule:

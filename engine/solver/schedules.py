@@ -16,8 +16,9 @@ from fvcore.common.param_scheduler import (
 )
 from torch.optim import Optimizer
 
+from engine.config import ConfigError
 from engine.solver.lr_scheduler import LRMultiplier, WarmupParamScheduler
-from engine.utils.suggest import did_you_mean
+from engine.utils.suggest import hint_at
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +80,8 @@ class _Settings:
 
     def build(self, name: str) -> ParamScheduler:
         if name not in SCHEDULES:
-            raise ValueError(
-                f"unknown schedule {name!r}; {did_you_mean(name, SCHEDULES)} "
+            raise ConfigError(
+                f"unknown schedule {name!r}{hint_at(name, SCHEDULES)} "
                 f"(known: {', '.join(SCHEDULES)})"
             )
         curve = SCHEDULES[name](self)

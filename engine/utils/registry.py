@@ -2,13 +2,18 @@
 
 import inspect
 import pkgutil
-from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
 from fvcore.common.registry import Registry as _Registry
 
-from engine.utils.suggest import did_you_mean
+from engine.utils.suggest import hint_at
+
+
+class UnknownNameError(KeyError, ImportError):
+    """A config names something that is not there."""
+
+    __str__ = Exception.__str__  # KeyError's own would print the message in quotes
 
 
 class Registry(_Registry):
@@ -34,10 +39,10 @@ class Registry(_Registry):
         if name in self:
             return self._obj_map[name]
         known = sorted(self._obj_map)
-        raise KeyError(
+        raise UnknownNameError(
             f"no {name!r} in the {self._name} registry, which has "
             f"{', '.join(known) or 'nothing: is the module that registers it imported?'}"
-            f"{_hint(name, known)}"
+            f"{hint_at(name, known)}"
         )
 
     def _do_register(self, name: str, obj: Any) -> None:
@@ -66,7 +71,7 @@ def locate(name: str) -> Any:
     modules, colon, attributes = name.partition(":")
     path = modules.split(".") + (attributes.split(".") if colon else [])
     if not all(part.isidentifier() for part in path):
-        raise ImportError(
+        raise UnknownNameError(
             f"cannot locate {name!r}: expected 'package.module.Class' or 'package.module:Class'"
         )
     found, depth = _import_deepest(name, modules.split("."))
@@ -74,9 +79,9 @@ def locate(name: str) -> Any:
         part = path[position]
         if not hasattr(found, part):
             submodules = (m.name for m in pkgutil.iter_modules(getattr(found, "__path__", [])))
-            raise ImportError(
+            raise UnknownNameError(
                 f"cannot locate {name!r}: found {'.'.join(path[:position])}, "
-                f"which has no {part!r}{_hint(part, [*dir(found), *submodules])}"
+                f"which has no {part!r}{hint_at(part, [*dir(found), *submodules])}"
             )
         found = getattr(found, part)
     return found
@@ -93,13 +98,9 @@ def _import_deepest(name: str, path: list[str]) -> tuple[Any, int]:
             no_such_module = isinstance(error, ModuleNotFoundError) and error.name == dotted
             if module is not None and no_such_module:
                 return module, depth - 1
-            raise ImportError(f"cannot locate {name!r}: importing {dotted}: {error}") from error
+            message = f"cannot locate {name!r}: importing {dotted}: {error}"
+            raise UnknownNameError(message) from error
     return module, len(path)
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    suggestion = did_you_mean(name, known)
-    return f"; {suggestion}" if suggestion else ""
 
 
 def _place(obj: Any) -> str:

@@ -12,3 +12,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     by_folded = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), list(by_folded), n=3, cutoff=0.6)
     return f"did you mean {' or '.join(by_folded[match] for match in close)}?" if close else ""
+
+
+def hint_at(name: str, known: Iterable[str]) -> str:
+    """The same after a semicolon, or ''."""
+    suggestion = did_you_mean(name, known)
+    return f"; {suggestion}" if suggestion else ""

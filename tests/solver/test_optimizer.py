@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.solver.optimizer import build_optimizer, get_optimizer_class
+from engine.solver.optimizer import build_optimizer, get_optimizer_class, load_optimizer_state
 
 
 class Net(nn.Module):
@@ -143,3 +143,33 @@ def test_a_model_with_nothing_to_train_is_refused(cfg):
     cfg.SOLVER.PARAM_RULES = [{"MATCH": "", "FREEZE": True}]
     with pytest.raises(ValueError, match="Net has no trainable parameter"):
         build_optimizer(cfg, Net())
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "reason"),
+    [
+        (torch.optim.SGD, torch.optim.AdamW, "lacks .*"),
+        (torch.optim.AdamW, torch.optim.SGD, "lacks .*momentum"),
+        (torch.optim.SGD, torch.optim.RMSprop, "lacks .*"),
+    ],
+)
+def test_the_state_of_another_optimizer_is_refused(saved, other, reason):
+    def optimizer(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        weight = torch.nn.Parameter(torch.ones(2))
+        weight.grad = torch.ones(2)
+        made = kind([weight], lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+        made.step()
+        return made
+
+    load_optimizer_state(optimizer(saved), optimizer(saved).state_dict())
+    with pytest.raises(
+        ValueError, match=rf"does not fit {other.__name__} .*{reason}.* resume with"
+    ):
+        load_optimizer_state(optimizer(other), optimizer(saved).state_dict())
+
+
+def test_a_state_of_other_groups_is_refused():
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    state = torch.optim.SGD([{"params": [weight]} for weight in weights], lr=0.1).state_dict()
+    with pytest.raises(ValueError, match=r"SGD with its 1 groups .*number of parameter groups"):
+        load_optimizer_state(torch.optim.SGD(weights, lr=0.1), state)

@@ -181,6 +181,12 @@ def test_a_mistyped_key_is_one_message_and_exit_code_1(start_tool, config, tmp_p
         (["HOOKS", "[EMAHook]"], ["an entry of HOOKS"]),
         (["TIME_LIMIT=soon"], ["TIME_LIMIT", "'3h50min'", "got 'soon'"]),
         (["MODEL.WEIGHTS=nowhere.pth"], ["FileNotFoundError", "nowhere.pth"]),
+        (["MODEL.META_ARCHITECTURE="], ["MODEL.META_ARCHITECTURE is not set", "--config-file"]),
+        (["MODEL.META_ARCHITECTURE=engine.zoo.digits:DigitMLP"], ["did you mean DigitsMLP"]),
+        (["DATASETS.TRAIN=[digit_train]"], ["'digit_train'; did you mean digits_train"]),
+        (["SOLVER.OPTIMIZER.NAME=AdamWW"], ["'AdamWW'; did you mean AdamW"]),
+        (["SOLVER.LR_SCHEDULER_NAME=WarmupCosine"], ["did you mean WarmupCosineLR"]),
+        (["TRAINER=nowhere:Trainer"], ["cannot locate 'nowhere:Trainer'"]),
     ],
 )
 def test_wrong_settings_end_the_program_with_a_message(train_net, arguments, parts):
