@@ -10,7 +10,7 @@ _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
 
 def parse_duration(text: str) -> float:
     """The seconds in "3h50min", "90 min", "45s", "1d 2h", "02:30:00" or Slurm's "1-02:30:00"."""
-    seconds = _seconds(text.strip().lower()) if isinstance(text, str) else 0
+    seconds = seconds_in(text) if isinstance(text, str) else None
     if not seconds:
         raise ValueError(
             "a length of time is above 0 and like '3h50min', '90 min', '45s', '1d 2h' or "
@@ -19,11 +19,13 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def _seconds(text: str) -> float:
+def seconds_in(text: str) -> float | None:
+    """As `parse_duration`, but 0 too, and None for what is no length of time."""
+    text = text.strip().lower()
     if clock := _CLOCK.fullmatch(text):
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
         return days * 86400 + hours * 3600 + minutes * 60 + seconds
     parts = [(float(number), unit) for number, unit in _PART.findall(text)]
-    if _PART.sub("", text) or not all(unit in _UNITS for _, unit in parts):
-        return 0
+    if not parts or _PART.sub("", text) or not all(unit in _UNITS for _, unit in parts):
+        return None
     return sum(number * _UNITS[unit] for number, unit in parts)

@@ -4,8 +4,9 @@ import re
 from time import monotonic
 from typing import Protocol
 
-_SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600, "hour": 3600}
-_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+from engine.utils.durations import seconds_in
+
+_COUNT = re.compile(r"(\d+)\s*(?:(ep|epoch)s?|(?:it|iter|iteration)s?)?")
 
 
 class Clock(Protocol):
@@ -17,7 +18,7 @@ class Clock(Protocol):
 
 
 class Period:
-    """`500` (iterations), `"2 epoch"` or `"10 min"` (also s, h); 0 means never."""
+    """`500` (iterations), `"2 epoch"` or `"10 min"` (also "90 s", "1h30min"); 0 means never."""
 
     def __init__(self, spec: "int | str | Period") -> None:
         self.spec: int | str = spec.spec if isinstance(spec, Period) else spec
@@ -54,16 +55,12 @@ def _parse(spec: int | str) -> tuple[int, int, float]:
     """The period as iterations, epochs and seconds, of which at most one is not 0."""
     if isinstance(spec, int) and not isinstance(spec, bool):
         return max(spec, 0), 0, 0.0
-    match = _PATTERN.fullmatch(spec.strip().lower()) if isinstance(spec, str) else None
-    if match:
-        number, unit = match.groups()
-        unit = unit if unit in _SECONDS else unit.removesuffix("s")
-        if unit in _SECONDS:
-            return 0, 0, float(number) * _SECONDS[unit]
-        if unit in ("", "it", "iter", "iteration") and number.isdigit():
-            return int(number), 0, 0.0
-        if unit in ("ep", "epoch") and number.isdigit():
-            return 0, int(number), 0.0
+    if isinstance(spec, str):
+        if match := _COUNT.fullmatch(spec.strip().lower()):
+            count, epoch = int(match[1]), match[2]
+            return (0, count, 0.0) if epoch else (count, 0, 0.0)
+        if (seconds := seconds_in(spec)) is not None:
+            return 0, 0, seconds
     raise ValueError(
         f"a period is a number of iterations, or like '2 epoch', '10 min', '90 s' or '1.5 h'; "
         f"got {spec!r}"

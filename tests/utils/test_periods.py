@@ -48,7 +48,7 @@ def test_epochs_of_a_whole_length_are_so_many_iterations(epochs, length, iterati
 
 @pytest.mark.parametrize(
     ("spec", "seconds"),
-    [("90 s", 90), ("90 sec", 90), ("10 min", 600), ("10 mins", 600), ("1.5 h", 5400)],
+    [("90 s", 90), ("90 sec", 90), ("10 min", 600), ("10 mins", 600), ("1h30min", 5400)],
 )
 def test_time_is_counted_from_the_last_time_it_was_due(monkeypatch, spec, seconds):
     now = 1000.0
