@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import weakref
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -23,29 +22,7 @@ from engine.hooks import (
     PeriodicWriter,
 )
 from engine.solver import GradientClipper
-
-
-class Numbered(nn.Module):
-    """Returns what `outputs` makes of its weight and the batch, which is a number."""
-
-    def __init__(self, outputs: Callable) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-        self.outputs = outputs
-        self.batches: list = []
-
-    def forward(self, batch):
-        self.batches.append(batch)
-        return self.outputs(self.weight, batch)
-
-
-def make_trainer(model: nn.Module, batches, lr: float = 0.1, **options) -> SimpleTrainer:
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    return SimpleTrainer(model, batches, optimizer, **options)
-
-
-def weights(model: nn.Module) -> torch.Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+from small_trainers import Numbered, make_trainer, weights
 
 
 def values(trainer: TrainerBase, name: str) -> list[float]:

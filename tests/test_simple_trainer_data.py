@@ -1,7 +1,7 @@
 """SimpleTrainer and its data: loaders that end, epochs, places to start at."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,25 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from engine import HookBase, SimpleTrainer
 from engine.data import TrainingSampler, build_train_loader
-
-
-class Numbered(nn.Module):
-    """Returns what `outputs` makes of its weight and the batch, which is a number."""
-
-    def __init__(self, outputs: Callable) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-        self.outputs = outputs
-        self.batches: list = []
-
-    def forward(self, batch):
-        self.batches.append(batch)
-        return self.outputs(self.weight, batch)
-
-
-def make_trainer(model: nn.Module, batches, lr: float = 0.1, **options) -> SimpleTrainer:
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    return SimpleTrainer(model, batches, optimizer, **options)
+from small_trainers import Numbered, make_trainer
 
 
 class EpochRecorder(HookBase):

@@ -2,41 +2,17 @@
 
 import json
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from fvcore.common.param_scheduler import CosineParamScheduler
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import SimpleTrainer
 from engine.events import CommonMetricPrinter, JSONWriter
 from engine.hooks import CallbackHook, EMAHook, IterationTimer, LRScheduler, PeriodicWriter
 from engine.solver import GradientClipper
-
-
-class Numbered(nn.Module):
-    """Returns what `outputs` makes of its weight and the batch, which is a number."""
-
-    def __init__(self, outputs: Callable) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-        self.outputs = outputs
-        self.batches: list = []
-
-    def forward(self, batch):
-        self.batches.append(batch)
-        return self.outputs(self.weight, batch)
-
-
-def make_trainer(model: nn.Module, batches, lr: float = 0.1, **options) -> SimpleTrainer:
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    return SimpleTrainer(model, batches, optimizer, **options)
-
-
-def weights(model: nn.Module) -> torch.Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+from small_trainers import Numbered, make_trainer, weights
 
 
 def bad_at(*bad: int, value: float = math.nan) -> list[float]:

@@ -9,65 +9,7 @@ from engine import EventStorage, HookBase, TrainerBase, get_event_storage
 from engine.events import JSONWriter
 from engine.hooks import CallbackHook, IterationTimer, PeriodicWriter
 from engine.hooks.base import POINTS
-
-
-class Steps(TrainerBase):
-    """Does nothing in a step but say that a backward pass is done."""
-
-    def __init__(self, *hooks: HookBase, epoch_length: int | None = None) -> None:
-        super().__init__()
-        self._length = epoch_length
-        self.done: list[int] = []
-        self.register_hooks(hooks)
-
-    def run_step(self) -> None:
-        self.after_backward()
-        self.done.append(self.iter)
-
-    def epoch_of(self, iteration: int) -> int | None:
-        return None if self._length is None else iteration // self._length
-
-
-class Evaluation(HookBase):
-    """Evaluates on one batch after the step `at`."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def after_step(self) -> None:
-        if self.trainer.iter == self.at:
-            self.trainer.before_eval()
-            self.trainer.before_eval_step()
-            self.trainer.after_eval_step("outputs")
-            self.trainer.after_eval({"accuracy": 1.0})
-
-
-class Counter(HookBase):
-    """Counts steps."""
-
-    count = 0
-
-    def after_step(self) -> None:
-        self.count += 1
-
-
-def recorder(calls: list[str], name: str = "") -> CallbackHook:
-    """Notes every point that it is called at, with the iteration."""
-
-    def note(point: str):
-        return lambda trainer, *args: calls.append(f"{name}{point} {trainer.iter}")
-
-    return CallbackHook(**{point: note(point) for point in POINTS})
-
-
-def at(iteration: int, action):
-    """A function for CallbackHook that acts in one iteration only."""
-    return lambda trainer, *args: action(trainer) if trainer.iter == iteration else None
-
-
-def fail(*args) -> None:
-    raise OSError("disk is full")
-
+from small_trainers import Counter, Evaluation, Steps, at, fail, recorder
 
 # --- the order of things -----------------------------------------------------------------------
 

@@ -9,41 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from engine import EventStorage, HookBase, TrainerBase, get_event_storage
+from engine import EventStorage, TrainerBase, get_event_storage
 from engine.events import EventWriter
 from engine.hooks import CallbackHook, PeriodicWriter
 from engine.hooks.base import POINTS
+from small_trainers import Evaluation, Steps, at, fail, recorder
 
 ROOT = Path(__file__).parents[1]
-
-
-class Steps(TrainerBase):
-    """Does nothing in a step but say that a backward pass is done."""
-
-    def __init__(self, *hooks: HookBase, epoch_length: int | None = None) -> None:
-        super().__init__()
-        self._length = epoch_length
-        self.register_hooks(hooks)
-
-    def run_step(self) -> None:
-        self.after_backward()
-
-    def epoch_of(self, iteration: int) -> int | None:
-        return None if self._length is None else iteration // self._length
-
-
-class Evaluation(HookBase):
-    """Evaluates on one batch after the step `at`."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def after_step(self) -> None:
-        if self.trainer.iter == self.at:
-            self.trainer.before_eval()
-            self.trainer.before_eval_step()
-            self.trainer.after_eval_step("outputs")
-            self.trainer.after_eval({"accuracy": 1.0})
 
 
 class Writer(EventWriter):
@@ -60,24 +32,6 @@ class Writer(EventWriter):
 
     def close(self) -> None:
         self.asked.append("close")
-
-
-def recorder(calls: list[str], name: str = "") -> CallbackHook:
-    """Notes every point that it is called at, with the iteration."""
-
-    def note(point: str):
-        return lambda trainer, *args: calls.append(f"{name}{point} {trainer.iter}")
-
-    return CallbackHook(**{point: note(point) for point in POINTS})
-
-
-def at(iteration: int, action):
-    """A function for CallbackHook that acts in one iteration only."""
-    return lambda trainer, *args: action(trainer) if trainer.iter == iteration else None
-
-
-def fail(*args) -> None:
-    raise OSError("disk is full")
 
 
 def notes_of(error: BaseException) -> list[str]:

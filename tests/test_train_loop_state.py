@@ -3,19 +3,9 @@
 import pytest
 import torch
 
-from engine import HookBase, TrainerBase
+from engine import HookBase
 from engine.hooks import CallbackHook, IterationTimer
-
-
-class Steps(TrainerBase):
-    """Does nothing in a step but say that a backward pass is done."""
-
-    def __init__(self, *hooks: HookBase) -> None:
-        super().__init__()
-        self.register_hooks(hooks)
-
-    def run_step(self) -> None:
-        self.after_backward()
+from small_trainers import Steps, at, fail
 
 
 class Counter(HookBase):
@@ -32,15 +22,6 @@ class Counter(HookBase):
 
     def load_state_dict(self, state_dict: dict) -> None:
         self.count = state_dict["count"]
-
-
-def at(iteration: int, action):
-    """A function for CallbackHook that acts in one iteration only."""
-    return lambda trainer, *args: action(trainer) if trainer.iter == iteration else None
-
-
-def fail(*args) -> None:
-    raise OSError("disk is full")
 
 
 def test_the_saved_iteration_is_the_last_finished_one_wherever_it_is_asked():

@@ -4,9 +4,9 @@ import weakref
 
 import torch
 
-from engine import HookBase, SimpleTrainer, TrainerBase
+from engine import SimpleTrainer, TrainerBase
 from engine.hooks import CallbackHook, IterationTimer, LRScheduler
-from engine.hooks.base import POINTS
+from small_trainers import Counter, recorder
 
 
 class Outer(TrainerBase):
@@ -19,24 +19,6 @@ class Outer(TrainerBase):
     def run_step(self) -> None:
         self._trainer.iter = self.iter
         self._trainer.run_step()
-
-
-class Counter(HookBase):
-    """Counts steps."""
-
-    count = 0
-
-    def after_step(self) -> None:
-        self.count += 1
-
-
-def recorder(calls: list[str], name: str = "") -> CallbackHook:
-    """Notes every point that it is called at, with the iteration."""
-
-    def note(point: str):
-        return lambda trainer, *args: calls.append(f"{name}{point} {trainer.iter}")
-
-    return CallbackHook(**{point: note(point) for point in POINTS})
 
 
 def make_inner(model, batches, **options) -> SimpleTrainer:
