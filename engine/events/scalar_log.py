@@ -18,15 +18,28 @@ class ScalarLog:
     its numbers, and reading it is a matter of slices.
     """
 
-    __slots__ = ("_cycle", "entries", "has_tensors", "hints", "iteration", "prefix")
+    __slots__ = ("_cycle", "entries", "has_tensors", "hints", "hints_as_put", "iteration", "prefix")
 
     def __init__(self, iteration: int) -> None:
         self.entries: list = []
         self.has_tensors = False
         self.hints: dict[str, bool] = {}  # by name, the smoothing hint
+        self.hints_as_put = self.hints  # by name as it is put: none where a name scope is open
         self.iteration = iteration  # the current one
         self.prefix = ""  # of the name scopes that are open
         self._cycle: list[str] = []  # the names that each of the last steps put, in their order
+
+    def open_scope(self, prefix: str) -> None:
+        """Put `prefix` before the names from now on; "" ends that."""
+        self.prefix = prefix
+        self.hints_as_put = {} if prefix else self.hints
+
+    def full_name(self, name: str, smoothing_hint: bool) -> str:
+        """The name with its prefix, where the hint fits it."""
+        name = self.prefix + name
+        if self.hints.get(name, ...) is not smoothing_hint:
+            self.check_hint(name, smoothing_hint)
+        return name
 
     def check_hint(self, name: str, smoothing_hint: bool) -> None:
         """Refuse a hint that is not the one the name was first put with."""

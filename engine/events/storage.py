@@ -87,19 +87,20 @@ class EventStorage:
         loss) or the value itself (an accuracy); it belongs to the name and cannot change.
         """
         log = self._log  # read once: where a class has a __getattr__, reading is slow
-        if log.prefix:
-            name = log.prefix + name
+        if log.hints_as_put.get(name, ...) is not smoothing_hint:
+            name = log.full_name(name, smoothing_hint)
         if type(value) is not float:
             value = as_scalar(name, value)
             if type(value) is not float:
                 log.has_tensors = True
-        if log.hints.get(name, ...) is not smoothing_hint:
-            log.check_hint(name, smoothing_hint)
+                self._limit_log()
         # Only noted down here, so that a step is quick: `sync` sorts it into the histories.
         entries = log.entries
-        entries += name, value, log.iteration if cur_iter is None else int(cur_iter)
-        if len(entries) > MAX_LOG:
-            self.sync()
+        if cur_iter is None:
+            entries += name, value, log.iteration
+        else:
+            entries += name, value, int(cur_iter)
+            self._limit_log()
         return value
 
     def put_scalars(
@@ -116,17 +117,14 @@ class EventStorage:
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """`put_scalar`, in one call, for numbers as it returns them: the metrics of a step."""
         log = self._log
-        hints, entries = log.hints, log.entries
+        hints, entries = log.hints_as_put, log.entries
         for name, number in numbers.items():
-            if log.prefix:
-                name = log.prefix + name
             if hints.get(name) is not True:
-                log.check_hint(name, True)
+                name = log.full_name(name, True)
             if type(number) is not float:
                 log.has_tensors = True
             entries += name, number, iteration
-        if len(entries) > MAX_LOG:
-            self.sync()
+        self._limit_log()
 
     def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
         """Keep an image for the writers: CHW or HWC, uint8 or float in [0, 1] or [0, 255]."""
@@ -145,11 +143,11 @@ class EventStorage:
         """Put `name/` before the names of all that is put inside; scopes nest."""
         log = self._log
         outer = log.prefix
-        log.prefix = f"{outer}{name.rstrip('/')}/"
+        log.open_scope(f"{outer}{name.rstrip('/')}/")
         try:
             yield
         finally:
-            log.prefix = outer
+            log.open_scope(outer)
 
     # --- the clock --------------------------------------------------------------------------
 
@@ -161,6 +159,7 @@ class EventStorage:
     @iter.setter
     def iter(self, value: int) -> None:
         self._log.iteration = int(value)
+        self._limit_log()
 
     @property
     def iteration(self) -> int:
@@ -170,6 +169,7 @@ class EventStorage:
     def step(self) -> None:
         """Go to the next iteration (only in a loop of your own: a trainer does it itself)."""
         self._log.iteration += 1
+        self._limit_log()
 
     # --- what writers and hooks take out ----------------------------------------------------
 
@@ -381,6 +381,11 @@ class EventStorage:
             shown[name] = self._histories[name].reading(window if hints[name] else 0)
         self._unshown.clear()
         return shown
+
+    def _limit_log(self) -> None:
+        # Not in each put: a step puts a few, and only tensors are dear.
+        if len(self._log.entries) > MAX_LOG:
+            self.sync()
 
     def _new_history(self) -> HistoryBuffer:
         # A strong reference from the history would be a cycle.
