@@ -97,10 +97,13 @@ class RunState:
 
     def begin(self, start_iter: int, max_iter: int) -> StopDecision:
         """Open the storage of a run; returns what the saved one had decided on its end."""
-        saved = self._saved = self._saved if start_iter == self._trainer.iter + 1 else {}
-        self._trainer.storage = EventStorage(start_iter)
+        trainer = self._trainer
+        saved = self._saved = self._saved if start_iter == trainer.iter + 1 else {}
+        if start_iter == trainer.iter > 0 and hasattr(trainer, "storage"):
+            saved = {"storage": trainer.storage.state_dict()}  # `train` goes on in one process
+        trainer.storage = EventStorage(start_iter)
         if "storage" in saved:
-            self._trainer.storage.load_state_dict(saved["storage"])
+            trainer.storage.load_state_dict(saved["storage"])
         stopped = saved.get("stopped", {})
         if max_iter > stopped.get("max_iter", max_iter):
             stopped = {}  # the user wants to train it further

@@ -268,13 +268,16 @@ class TrainerBase:
         return self.epoch_of(self.iter) != self.epoch_of(self.iter + 1)
 
     def _link_inner(self, outer: "TrainerBase | None") -> None:
-        if inner := self._inner_trainer():
+        for inner in self._inner_trainers():
             inner._outer = outer
             inner._link_inner(outer and weakref.proxy(inner))
 
     def _inner_trainer(self) -> "TrainerBase | None":
+        return next(iter(self._inner_trainers()), None)
+
+    def _inner_trainers(self) -> "list[TrainerBase]":
         # The type is asked, not the instance: a weak proxy to the outer trainer is none of ours.
-        return next((t for t in vars(self).values() if issubclass(type(t), TrainerBase)), None)
+        return [one for one in vars(self).values() if issubclass(type(one), TrainerBase)]
 
 
 def __getattr__(name: str) -> Any:

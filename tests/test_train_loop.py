@@ -185,6 +185,22 @@ def test_training_again_on_the_same_trainer_starts_afresh():
     assert trainer.done == [0, 1, 0, 1, 2, 3, 4]
 
 
+def test_training_further_goes_on_with_the_curves_and_keeps_what_was_written(tmp_path):
+    def evaluate(trainer: TrainerBase) -> None:
+        trainer.storage.put_scalar("accuracy", float(trainer.iter), smoothing_hint=False)
+
+    writing = PeriodicWriter([JSONWriter(tmp_path / "metrics.json")], 2)
+    putting = CallbackHook(after_step=lambda t: t.storage.put_scalar("x", t.iter))
+    trainer = Steps(putting, CallbackHook(after_train=evaluate), writing)
+    trainer.train(0, 4)
+    trainer.train(4, 6)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    assert [(line["iteration"], line.get("accuracy")) for line in lines] == [
+        (1, None), (3, None), (4, 4.0), (5, None), (6, 6.0),
+    ]  # fmt: skip
+    assert lines[3]["x"] == 2.5  # the median of all six
+
+
 def test_a_failed_trainer_can_train_again():
     calls: list[str] = []
     failing = CallbackHook(before_train=fail)

@@ -90,3 +90,21 @@ def test_a_trainer_is_freed_with_its_last_reference(model, batches):
     alive = weakref.ref(trainer), weakref.ref(trainer._trainer)
     del trainer
     assert [ref() for ref in alive] == [None, None]
+
+
+def test_hooks_of_a_trainer_around_two_others_get_after_backward_of_both(model, batches):
+    class Two(TrainerBase):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = make_inner(model, batches), make_inner(model, batches)
+
+        def run_step(self) -> None:
+            for inner in (self.one, self.other):
+                inner.iter = self.iter
+                inner.run_step()
+
+    calls: list[int] = []
+    trainer = Two()
+    trainer.register_hooks([CallbackHook(after_backward=lambda t: calls.append(t.iter))])
+    trainer.train(0, 2)
+    assert calls == [0, 0, 1, 1]

@@ -147,7 +147,8 @@ class HistoryBuffer:
         at = self._iterations
         latest = at[-1]
         # Most scalars have one value in each iteration, and a slice is quicker than a search.
-        if at[-iterations - 1 :] == _counting_up(latest, iterations + 1):
+        is_short = iterations < len(at) and iterations <= self._max_length
+        if is_short and at[-iterations - 1 :] == _counting_up(latest, iterations + 1):
             return self._values[-iterations:].tolist()
         return self._last(self.count_since(latest - iterations))
 

@@ -116,7 +116,7 @@ class EventStorage:
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """`put_scalar`, in one call, for numbers as it returns them: the metrics of a step."""
-        log = self._log
+        log, iteration = self._log, int(iteration)
         hints, entries = log.hints_as_put, log.entries
         for name, number in numbers.items():
             if hints.get(name) is not True:
@@ -189,10 +189,9 @@ class EventStorage:
 
     def latest(self) -> dict[str, tuple[float, int]]:
         """The latest value of each scalar, with its iteration."""
-        self.sync()
         return {
             name: (history.latest(), history.latest_iteration)
-            for name, history in self._histories.items()
+            for name, history in self.histories().items()
         }
 
     def latest_with_smoothing_hint(
@@ -330,7 +329,7 @@ class EventStorage:
             "notes": notes,
             "scalars": {
                 name: {"smoothing_hint": self._log.hints[name], **history.state_dict()}
-                for name, history in self._histories.items()
+                for name, history in self.histories().items()
             },
             # A writer that has not written since the run was resumed has its old cursor.
             "cursors": {**self._saved_cursors, **cursors},

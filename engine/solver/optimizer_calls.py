@@ -5,22 +5,35 @@ the engine does around a step. As torch does in other places, it is left out whe
 Whatever stands in the place of torch's own methods, and hooks of the optimizer, run as they are.
 """
 
+import os
 from typing import Any
 
+import torch
 from torch.autograd import profiler
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-TORCH_ZERO_GRAD = Optimizer.zero_grad
-# The code that torch puts around the `step` of each class: a label, and the hooks of a step.
-TORCH_AROUND_STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__
+
+def _code_of(function: Any) -> Any:
+    return getattr(function, "__code__", None)
+
+
+_ZERO_GRAD = Optimizer.zero_grad
+# What torch puts around the `step` of each class: a label, and the hooks of a step.
+_AROUND_STEP = _code_of(Optimizer.profile_hook_step(Optimizer.step))
+# A program may have put functions of its own in their places before this is imported.
+_ARE_TORCHS = all(
+    code is not None and code.co_filename.startswith(os.path.dirname(torch.__file__))
+    for code in (_code_of(_ZERO_GRAD), _AROUND_STEP)
+)
 
 
 def zero_grad(optimizer: Optimizer) -> None:
     """`optimizer.zero_grad()`."""
     if (
-        profiler._is_profiler_enabled
-        or getattr(type(optimizer), "zero_grad", None) is not TORCH_ZERO_GRAD
+        not _ARE_TORCHS
+        or profiler._is_profiler_enabled
+        or getattr(type(optimizer), "zero_grad", None) is not _ZERO_GRAD
         or "zero_grad" in vars(optimizer)
     ):
         optimizer.zero_grad()
@@ -32,26 +45,27 @@ def zero_grad(optimizer: Optimizer) -> None:
 
 def step(optimizer: Optimizer) -> None:
     """`optimizer.step()`."""
-    labelled: Any = getattr(type(optimizer), "step", None)
     if (
-        profiler._is_profiler_enabled
-        or getattr(labelled, "__code__", None) is not TORCH_AROUND_STEP
+        not _ARE_TORCHS
+        or profiler._is_profiler_enabled
+        or _code_of(getattr(type(optimizer), "step", None)) is not _AROUND_STEP
         or optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
         or _global_optimizer_pre_hooks
         or _global_optimizer_post_hooks
-        or not _is_as_its_class(optimizer, labelled)
+        or not _is_as_its_class(optimizer)
     ):
         optimizer.step()
     else:
-        labelled.__wrapped__(optimizer)
+        type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
 
 
-def _is_as_its_class(optimizer: Optimizer, method: Any) -> bool:
-    own = vars(optimizer).get("step")
+def _is_as_its_class(optimizer: Optimizer) -> bool:
+    own: Any = vars(optimizer).get("step")
     if own is None:
         return True
-    if getattr(own, "__wrapped__", None) is method and hasattr(own, "_wrapped_by_lr_sched"):
+    is_wrapped = getattr(own, "__wrapped__", None) is type(optimizer).step
+    if is_wrapped and hasattr(own, "_wrapped_by_lr_sched"):
         optimizer._opt_called = True  # type: ignore[attr-defined]  # all that a schedule adds
         return True
     return False

@@ -1,5 +1,6 @@
 import io
 import math
+import sys
 import tracemalloc
 from array import array
 from itertools import takewhile
@@ -235,3 +236,14 @@ def test_the_last_values_can_be_replaced_in_all_that_is_told_of_them():
 def test_a_buffer_that_could_hold_nothing_is_refused(max_length):
     with pytest.raises(ValueError, match=f"max_length must be at least 1, got {max_length}"):
         HistoryBuffer(max_length)
+
+
+def test_a_window_longer_than_the_history_is_the_history():
+    buffer = filled([3.0, 1.0, 2.0])
+    assert buffer.recent(sys.maxsize - 1) == [3.0, 1.0, 2.0]
+    assert buffer.reading(10**12) == (2.0, 2, 3)
+
+
+def test_a_window_longer_than_what_is_kept_is_what_is_kept():
+    buffer = filled(range(110), max_length=100)  # it holds some more, until it trims them
+    assert buffer.recent(105) == buffer.recent(1000) == list(range(10, 110))

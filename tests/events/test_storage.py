@@ -1,4 +1,6 @@
+import itertools
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -134,7 +136,7 @@ def test_numbers_put_in_one_call_are_as_if_put_one_by_one():
     storage.put_scalar("acc", 1.0, smoothing_hint=False)
     with storage.name_scope("teacher"):
         storage.put_numbers({"loss": 2.0, "time": 0.5}, 7)
-    storage.put_numbers({"loss": 3.0}, 7)
+    storage.put_numbers({"loss": 3.0}, 7.0)
     with pytest.raises(ValueError, match="metric 'acc' was put with smoothing_hint=False before"):
         storage.put_numbers({"acc": 2.0}, 7)
     assert storage.latest() == {
@@ -143,6 +145,29 @@ def test_numbers_put_in_one_call_are_as_if_put_one_by_one():
         "teacher/time": (0.5, 7),
         "loss": (3.0, 7),
     }
+
+
+def test_new_names_of_another_thread_do_not_disturb_a_reader():
+    storage, stop = EventStorage(), threading.Event()
+    for number in range(50):
+        for iteration in range(500):
+            storage.put_scalar(f"metric {number}", 1.0, cur_iter=iteration)
+
+    def put_new_names() -> None:
+        for number in itertools.count():
+            storage.put_scalar(f"new {number}", 1.0)
+            if stop.wait(1e-4):
+                return
+
+    thread = threading.Thread(target=put_new_names)
+    thread.start()
+    try:
+        for _ in range(50):
+            storage.state_dict()
+            storage.latest()
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_log_period_is_the_window_where_none_is_given():

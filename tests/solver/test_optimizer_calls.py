@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from unittest.mock import Mock
 
 import pytest
@@ -142,3 +144,22 @@ def test_a_schedule_of_torch_knows_that_the_optimizer_stepped(sgd, recwarn):
     optimizer_calls.step(sgd)
     schedule.step()
     assert not recwarn.list  # torch warns of schedules that step before their optimizer
+
+
+def test_what_was_put_in_the_place_of_torchs_before_the_import_is_called():
+    program = """
+import torch
+calls = []
+zero_grad, around = torch.optim.Optimizer.zero_grad, torch.optim.Optimizer.profile_hook_step
+torch.optim.Optimizer.zero_grad = lambda self: calls.append("zero_grad") or zero_grad(self, False)
+torch.optim.Optimizer.profile_hook_step = staticmethod(
+    lambda step: lambda self: calls.append("step") or around(step)(self)
+)
+from engine.solver import optimizer_calls
+sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+optimizer_calls.step(sgd)
+optimizer_calls.zero_grad(sgd)
+print(calls)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "['step', 'zero_grad']\n", done.stderr
