@@ -25,6 +25,7 @@ from engine.parallel.device import BACKENDS, find_accelerator, set_current_devic
 from engine.parallel.failures import FailureReports
 from engine.parallel.heartbeat import Heartbeat
 from engine.parallel.network import find_interface
+from engine.parallel.sockets import open_sockets
 
 MONITOR = 0.1  # seconds until the agent notices a death
 PATIENCE = 5.0  # seconds that are given to the agent to end by itself
@@ -285,9 +286,11 @@ def _join_group(job: Job) -> None:
     os.environ["RANK"] = str(rank)
     comm.timeout = job.timeout
     backend = BACKENDS[set_current_device(local_rank)]
+    others = open_sockets()
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=job.timeout
     )
+    comm.world_sockets = open_sockets() - others
     comm.create_local_process_group(job.num_processes)
     comm.synchronize()
 

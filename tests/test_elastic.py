@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from engine import launch
@@ -42,6 +43,13 @@ def return_on_one_rank() -> None:
     """Rank 1 is done, and rank 0 waits for it."""
     if comm.get_rank() == 0:
         comm.synchronize()
+
+
+def return_in_training() -> None:
+    """As above, in the middle of training: torch would keep the connections open."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    for _ in range(3 - comm.get_rank()):
+        model(torch.ones(1, 2)).sum().backward()
 
 
 def fail_beside_a_thread() -> None:
@@ -110,6 +118,7 @@ def killed_once(tmp_path_factory):
     ("program", "end"),
     [
         ("return_on_one_rank", "Before that, rank 1 had come to the end of its program"),
+        ("return_in_training", "Before that, rank 1 had come to the end of its program"),
         ("fail_beside_a_thread", "ZeroDivisionError: the error of rank 1"),
     ],
 )
@@ -238,8 +247,6 @@ def main(name: str) -> None:
         assert not dist.is_initialized()
     elif name == "die_once_alone":
         print(json.dumps(launch(die_once, 1, max_restarts=1)))
-    elif name in ("fail_on_one_rank", "return_on_one_rank", "fail_beside_a_thread"):
-        launch(globals()[name], 2)
     elif name == "wait_for_signal":
         launch(wait_for_signal, 2, args=(False,), max_restarts=3)
     elif name == "talk":
@@ -249,8 +256,10 @@ def main(name: str) -> None:
     elif name == "wait_for_machine":
         print("waiting", flush=True)
         launch(wait_for_signal, 1, 2, 0, "127.0.0.1:29871", args=(False,))
-    else:
+    elif name.startswith("exit_with_"):
         launch(exit_early, 2, args=(int(name.removeprefix("exit_with_")),), max_restarts=1)
+    else:
+        launch(globals()[name], 2)
 
 
 if __name__ == "__main__":

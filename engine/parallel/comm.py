@@ -11,10 +11,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from engine.parallel.sockets import Sockets, end_connections
+
 T = TypeVar("T")
 
 timeout: timedelta | None = None
 """How long processes of groups that are made from now on wait for each other; None: torch's."""
+
+world_sockets: Sockets = set()
+"""The connections of the group of all processes, where `launch` made it."""
 
 # (the world it was made in, this machine's group): after the world is destroyed it counts no more.
 _local_group: tuple[dist.ProcessGroup | None, dist.ProcessGroup] | None = None
@@ -155,6 +160,8 @@ def leave_groups() -> None:
     flag_group.cache_clear()
     dist.destroy_process_group()
     gc.collect()  # a group that is referred to anywhere keeps its connections open
+    # The store's stay: it may be this process that keeps it for the others.
+    end_connections(world_sockets, except_port=int(os.environ.get("MASTER_PORT", 0)))
 
 
 def _is_distributed() -> bool:

@@ -1,0 +1,46 @@
+import socket
+
+import pytest
+
+from engine.parallel.sockets import end_connections, open_sockets
+
+
+@pytest.fixture
+def connection():
+    """Both ends of a connection, and the port that one of them listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+        with near, far:
+            near.settimeout(10)
+            yield near, far, server.getsockname()[1]
+
+
+def test_a_connection_that_is_ended_is_seen_on_the_other_side(connection):
+    near, far, _ = connection
+    end_connections({one for one in open_sockets() if one[0] == far.fileno()}, except_port=0)
+    assert near.recv(1) == b""
+
+
+def test_connections_to_a_port_are_left_open(connection):
+    near, far, port = connection
+    end_connections({one for one in open_sockets() if one[0] == far.fileno()}, except_port=port)
+    far.sendall(b"x")
+    assert near.recv(1) == b"x"
+
+
+def test_a_number_that_stands_for_another_socket_now_is_let_be(connection):
+    near, far, _ = connection
+    end_connections({(far.fileno(), 1)}, except_port=0)
+    far.sendall(b"x")
+    assert near.recv(1) == b"x"
+
+
+def test_sockets_that_are_no_connections_are_let_be():
+    before = open_sockets()
+    near, far = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as server, near, far:
+        end_connections(open_sockets() - before, except_port=0)
+        far.sendall(b"x")
+        assert near.recv(1) == b"x"
+        socket.create_connection(server.getsockname()).close()
