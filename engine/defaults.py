@@ -1,6 +1,5 @@
 """DefaultTrainer: from a config to a trained, evaluated, saved model."""
 
-import json
 import logging
 import os
 import weakref
@@ -24,11 +23,11 @@ from engine.evaluation import (
     ClassificationEvaluator,
     DatasetEvaluator,
     LanguageModelEvaluator,
-    as_json,
     inference_on_dataset,
     print_csv_format,
     results_table,
     verify_results,
+    write_results,
 )
 from engine.events import EventWriter
 from engine.hooks.from_config import (
@@ -61,7 +60,6 @@ from engine.startup import (
 )
 from engine.train_loop import TrainerBase
 from engine.utils.analysis import model_summary, parameter_status_table
-from engine.utils.files import atomic_write
 from engine.utils.logger import setup_logger
 
 __all__ = [
@@ -141,6 +139,11 @@ class DefaultTrainer(TrainerBase):
         Ends the process with 1 if they are not those of TEST.EXPECTED_RESULTS. If `requeue` is set
         afterwards, the run was stopped by a signal or a time limit, and is to be resumed.
         """
+        if self.start_iter > self.max_iter:
+            raise ConfigError(
+                f"SOLVER.MAX_ITER is {self.max_iter}, but {self.start_iter} iterations are done of "
+                f"the run in {self.cfg.OUTPUT_DIR}: raise it, or do not resume"
+            )
         super().train(self.start_iter, self.max_iter)
         results = vars(self).get("last_eval_results", {})  # a constructor may be the user's own
         # Evaluators may give their results to the main process only.
@@ -309,9 +312,7 @@ class DefaultTrainer(TrainerBase):
             print_csv_format(results)
             logger.info("Results:\n%s", results_table(results))
             if cfg.OUTPUT_DIR:
-                os.makedirs(cfg.OUTPUT_DIR, exist_ok=True)
-                with atomic_write(os.path.join(cfg.OUTPUT_DIR, "results.json"), "w") as file:
-                    json.dump(as_json(results), file, indent=2, allow_nan=False)
+                write_results(results, os.path.join(cfg.OUTPUT_DIR, "results.json"))
         return next(iter(results.values())) if len(results) == 1 else results
 
     @classmethod

@@ -175,7 +175,7 @@ def _make_writable(folder: str) -> None:
             pass
         PathManager.rm(probe)
     except OSError as error:
-        raise OSError(
+        raise PermissionError(
             error.errno, f"OUTPUT_DIR cannot be written to ({error.strerror}); name another", folder
         ) from error
 

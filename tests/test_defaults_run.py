@@ -126,6 +126,8 @@ def test_a_finished_run_can_be_trained_further(digits_cfg, tmp_path):
     train(digits_cfg())
     trainer = train(digits_cfg("SOLVER.MAX_ITER", 25), resume=True)
     assert (trainer.start_iter, trainer.iter) == (20, 25)
+    with pytest.raises(ValueError, match=r"SOLVER.MAX_ITER is 24, but 25 iterations .*/run: raise"):
+        train(digits_cfg("SOLVER.MAX_ITER", 24), resume=True)
     assert [line["iteration"] for line in lines(tmp_path / "run")][:25] == list(range(25))
 
 

@@ -85,7 +85,7 @@ class TrainLoader:
                 type(self.dataset).__name__,
                 iteration,
             )
-        passes = repeat_passes(self._loader, self.dataset, "data set")
+        passes = repeat_passes(self._loader, self.dataset, "data set", "full batch")
         return islice(passes, iteration, None)
 
     def _hand_out(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
@@ -109,7 +109,7 @@ class GlobalBatches(Sampler[list[tuple[int, int]]]):
         if iter_from := getattr(self.sampler, "iter_from", None):
             indices = iter_from(self.start)
         else:
-            passes = repeat_passes(self.sampler, self.sampler, "sampler")
+            passes = repeat_passes(self.sampler, self.sampler, "sampler", "index")
             indices = islice(passes, self.start // world_size, None)
         seed, places = self.seed, count(self.start + rank, world_size)
         pairs = (
@@ -118,7 +118,7 @@ class GlobalBatches(Sampler[list[tuple[int, int]]]):
         return iter(lambda: list(islice(pairs, self.batch_size)), [])
 
 
-def repeat_passes(source: Iterable[Any], owner: Any, kind: str) -> Iterator[Any]:
+def repeat_passes(source: Iterable[Any], owner: Any, kind: str, item_kind: str) -> Iterator[Any]:
     """All of `source`, from the start again whenever it ends; `owner` is told the epoch."""
     for epoch in count():
         if set_epoch := getattr(owner, "set_epoch", None):
@@ -128,4 +128,5 @@ def repeat_passes(source: Iterable[Any], owner: Any, kind: str) -> Iterator[Any]
             empty = False
             yield item
         if empty:
-            raise ValueError(f"the {kind} ({type(owner).__name__}) gave nothing in a whole pass")
+            name = f"{kind} ({type(owner).__name__})"
+            raise ValueError(f"a whole pass over the {name} gave not one {item_kind}")

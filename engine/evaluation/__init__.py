@@ -10,11 +10,11 @@ from engine.evaluation.evaluator import (
 from engine.evaluation.groups import GroupedEvaluator
 from engine.evaluation.language_model import LanguageModelEvaluator, count_bigrams
 from engine.evaluation.results import (
-    as_json,
     flatten_results_dict,
     print_csv_format,
     results_table,
     verify_results,
+    write_results,
 )
 from engine.evaluation.totals import Totals
 
@@ -25,7 +25,6 @@ __all__ = [
     "GroupedEvaluator",
     "LanguageModelEvaluator",
     "Totals",
-    "as_json",
     "count_bigrams",
     "flatten_results_dict",
     "inference_context",
@@ -33,4 +32,5 @@ __all__ = [
     "print_csv_format",
     "results_table",
     "verify_results",
+    "write_results",
 ]

@@ -4,8 +4,10 @@ Where rows of metrics are shown, those with a "-" in their names are left out: t
 "accuracy-cat" is one of "accuracy".
 """
 
+import json
 import logging
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 from tabulate import tabulate
 
 from engine.config import CfgNode
+from engine.events import has_event_storage
 from engine.events.scalar import as_scalar
+from engine.utils.files import atomic_write
 from engine.utils.suggest import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -37,6 +41,21 @@ def as_json(results: Mapping[str, Any]) -> dict[str, Any]:
         str(name): as_json(value) if isinstance(value, Mapping) else _as_json(str(name), value)
         for name, value in results.items()
     }
+
+
+def write_results(results: Mapping[str, Any], path: str) -> None:
+    """Write them to a JSON file.
+
+    In a run that trains, a disk that is full is a warning: they are in its log and metrics too.
+    """
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with atomic_write(path, "w") as file:
+            json.dump(as_json(results), file, indent=2, allow_nan=False)
+    except OSError as error:
+        if not has_event_storage():
+            raise
+        logger.warning("%s cannot be written: %s", path, error.strerror or error)
 
 
 def results_table(results: Mapping[str, Any]) -> str:

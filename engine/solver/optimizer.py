@@ -29,6 +29,10 @@ from engine.utils.suggest import hint_at
 
 logger = logging.getLogger(__name__)
 
+# What the optimizers of torch keep for each element of a parameter.
+PER_ELEMENT = {"acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq"}
+PER_ELEMENT |= {"momentum_buffer", "prev", "square_avg", "step_size", "sum"}
+
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """The optimizer that `SOLVER` describes, over the model's trainable parameters.
@@ -91,18 +95,31 @@ def get_optimizer_class(name: str) -> type[Optimizer]:
 
 def load_optimizer_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """`optimizer.load_state_dict`, with a clear error where the state is that of another one."""
+    reason = _misfit(optimizer, state_dict["state"])  # some optimizers crash on it in their step
     try:
-        optimizer.load_state_dict(state_dict)
-        lacking = optimizer.defaults.keys() - optimizer.param_groups[0].keys()
-        reason = f"it lacks {', '.join(sorted(lacking))}" if lacking else ""
+        if not reason:
+            optimizer.load_state_dict(state_dict)
+            lacking = optimizer.defaults.keys() - optimizer.param_groups[0].keys()
+            reason = f"it lacks {', '.join(sorted(lacking))}" if lacking else ""
     except (KeyError, ValueError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
     if reason:
         raise ConfigError(
             f"the saved state does not fit {type(optimizer).__name__} with its "
             f"{len(optimizer.param_groups)} groups of parameters ({reason}): resume with the "
-            "optimizer and the rules of the saved run, or begin a new run with its weights"
+            "model, optimizer and rules of the saved run, or begin a new run with its weights"
         ) from None
+
+
+def _misfit(optimizer: Optimizer, states: Mapping[Any, Mapping[str, Any]]) -> str:
+    """What of the saved states is not of the shape of its parameter; "" if nothing."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, parameter in enumerate(parameters):
+        for key, value in states.get(number, {}).items():
+            if key in PER_ELEMENT and value is not None and value.shape != parameter.shape:
+                was, is_now = tuple(value.shape), tuple(parameter.shape)
+                return f"it has a {key} of shape {was} for a parameter of shape {is_now}"
+    return ""
 
 
 def _arguments(solver: CfgNode, optimizer_class: type[Optimizer]) -> dict[str, Any]:

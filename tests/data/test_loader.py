@@ -127,7 +127,7 @@ def test_an_iterable_data_set_is_read_again_when_it_ends():
 
 
 def test_an_iterable_data_set_that_gives_no_full_batch_is_an_error():
-    with pytest.raises(ValueError, match=r"data set \(Countdown\) gave nothing"):
+    with pytest.raises(ValueError, match=r"data set \(Countdown\) gave not one full batch"):
         take(build_train_loader(Countdown(), total_batch_size=4), 1)
 
 

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from engine.config import CfgNode, get_cfg
 from engine.evaluation import (
-    as_json,
     flatten_results_dict,
     print_csv_format,
     results_table,
     verify_results,
+    write_results,
 )
+from engine.events import EventStorage
 
 TWO_SETS = {
     "digits_test": {"classification": {"accuracy": 98.5, "loss": 0.05, "accuracy-7": 91.0}},
@@ -68,11 +69,21 @@ def test_all_kinds_of_numbers_become_floats():
     assert {type(value) for value in flat.values()} == {float}
 
 
-def test_json_takes_all_kinds_of_numbers_and_has_null_for_what_is_not_finite():
+def test_json_takes_all_kinds_of_numbers_and_has_null_for_what_is_not_finite(tmp_path):
     results = {"digits": {"accuracy": np.float32(0.5), "loss": torch.tensor(math.nan), 3: 360}}
-    text = json.dumps(as_json(results), allow_nan=False)
+    write_results(results, f"{tmp_path}/new/results.json")
+    text = (tmp_path / "new/results.json").read_text()
     assert json.loads(text) == {"digits": {"accuracy": 0.5, "loss": None, "3": 360}}
     assert "360.0" not in text
+
+
+def test_results_that_cannot_be_written_are_a_warning_while_a_run_trains(tmp_path, log):
+    (tmp_path / "file").touch()
+    with EventStorage():
+        write_results({"accuracy": 0.5}, f"{tmp_path}/file/results.json")
+    assert f"{tmp_path}/file/results.json cannot be written: File exists" in log.text
+    with pytest.raises(OSError, match="File exists"):
+        write_results({"accuracy": 0.5}, f"{tmp_path}/file/results.json")
 
 
 @pytest.mark.parametrize("value", ["98.5", None, [1, 2], torch.zeros(2)])

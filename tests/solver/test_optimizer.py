@@ -173,3 +173,18 @@ def test_a_state_of_other_groups_is_refused():
     state = torch.optim.SGD([{"params": [weight]} for weight in weights], lr=0.1).state_dict()
     with pytest.raises(ValueError, match=r"SGD with its 1 groups .*number of parameter groups"):
         load_optimizer_state(torch.optim.SGD(weights, lr=0.1), state)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_state_of_parameters_of_another_shape_is_refused(kind, size):
+    def optimizer(size: int) -> torch.optim.Optimizer:
+        weight = torch.nn.Parameter(torch.ones(size, 3))
+        weight.grad = torch.ones(size, 3)
+        made = kind([weight], lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+        made.step()
+        return made
+
+    message = rf"has a \w+ of shape \(3, 3\) for a parameter of shape \({size}, 3\)"
+    with pytest.raises(ValueError, match=message):
+        load_optimizer_state(optimizer(size), optimizer(3).state_dict())
