@@ -100,7 +100,7 @@ class RunState:
         trainer = self._trainer
         saved = self._saved = self._saved if start_iter == trainer.iter + 1 else {}
         if start_iter == trainer.iter > 0 and hasattr(trainer, "storage"):
-            saved = {"storage": trainer.storage.state_dict()}  # `train` goes on in one process
+            saved = {"storage": _results_of(trainer.storage, start_iter)}
         trainer.storage = EventStorage(start_iter)
         if "storage" in saved:
             trainer.storage.load_state_dict(saved["storage"])
@@ -176,3 +176,10 @@ class RunState:
     def _is_alone(self) -> bool:
         # Ranks would have to agree before each batch, so only a single one leaves an evaluation.
         return comm.get_world_size() == 1
+
+
+def _results_of(storage: EventStorage, end: int) -> dict[str, Any]:
+    """What was put at the end of a run: the files are cut there by one that trains it further."""
+    scalars = storage.state_dict()["scalars"]
+    late = {name: one for name, one in scalars.items() if one["iterations"][-1] >= end}
+    return {"notes": {}, "scalars": late, "cursors": {}}
