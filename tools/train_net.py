@@ -68,7 +68,10 @@ if __name__ == "__main__":
     )
     args = parser.parse_args()
     if args.print_config_template:
-        print(config_template())
+        try:
+            print(config_template(), flush=True)
+        except BrokenPipeError:  # `| head` has enough; Python shall not try again when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit()
     try:
         read_config(args)  # a mistake in it is one message, however many processes there shall be

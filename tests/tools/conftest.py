@@ -26,11 +26,12 @@ def run_tool(monkeypatch, own_loggers):
 def start_tool():
     """Runs a script of tools/ in a process of its own."""
 
-    def start(name, *arguments):
+    def start(name, *arguments, stdout=subprocess.PIPE):
         environment = {**os.environ, "PYTHONPATH": str(TOOLS.parent), "OMP_NUM_THREADS": "1"}
         return subprocess.run(
             [sys.executable, TOOLS / name, *map(str, arguments)],
-            capture_output=True,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
             text=True,
             env=environment,
             timeout=110,

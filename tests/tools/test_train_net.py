@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 
 import pytest
@@ -205,6 +206,14 @@ def test_weights_that_would_run_code_are_refused_in_one_line(start_tool, config,
     assert failed.stderr.startswith(f"CheckpointError: the checkpoint {tmp_path}/weights.pth")
     assert "json.decoder.JSONDecoder, which is no plain value" in failed.stderr
     assert "weights_only" not in failed.stderr + failed.stdout
+
+
+def test_the_template_may_be_read_in_part(start_tool):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = start_tool("train_net.py", "--print-config-template", stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_missing_config_file_is_named(run_tool, tmp_path):
