@@ -1,6 +1,7 @@
 """ProgressBar: how far the run is, on a terminal."""
 
 import logging
+import os
 import sys
 from typing import Any
 
@@ -24,7 +25,7 @@ class ProgressBar(HookBase):
         self._bar: Any = None
 
     def before_train(self) -> None:
-        if not (sys.stdout.isatty() and comm.is_main_process()):
+        if not (_has_screen() and comm.is_main_process()):
             return
         from tqdm import tqdm
 
@@ -57,6 +58,14 @@ class ProgressBar(HookBase):
             self._bar = None
             for handler in console_handlers():
                 handler.removeFilter(_is_no_progress_line)
+
+
+def _has_screen() -> bool:
+    """Whether stdout is a terminal with a size: on others, as containers may have, no bar shows."""
+    try:
+        return sys.stdout.isatty() and all(os.get_terminal_size(sys.stdout.fileno()))
+    except OSError:
+        return False
 
 
 def _is_no_progress_line(record: logging.LogRecord) -> bool:

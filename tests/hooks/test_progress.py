@@ -20,10 +20,10 @@ from engine.utils.logger import setup_logger
 
 
 @contextmanager
-def terminal():
-    """Makes stdout a terminal of 120 columns; what it showed is in the list afterwards."""
+def terminal(rows: int = 24, columns: int = 120):
+    """Makes stdout a terminal of that size; what it showed is in the list afterwards."""
     reader, writer = pty.openpty()
-    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     parts: list[bytes] = []
     shown: list[str] = []
     thread = Thread(target=read_all, args=(reader, parts))
@@ -80,6 +80,12 @@ def test_a_terminal_shows_a_bar_and_the_file_gets_the_lines(model, batches, logg
     assert progress_lines(shown) == []
     assert any("Starting training from iteration 0" in line for line in shown)
     assert progress_lines(logged.read_text().splitlines()) == [4, 9, 14, 19]
+
+
+def test_a_terminal_without_a_size_gets_the_lines(model, batches, logged):
+    with terminal(rows=0, columns=0) as shown:
+        make_trainer(model, batches).train(0, 20)
+    assert progress_lines(shown) == [4, 9, 14, 19]
 
 
 def test_a_resumed_run_shows_how_far_it_was(model, batches, logged):
