@@ -18,7 +18,12 @@ from engine.parallel import comm
 from engine.parallel.device import kind_and_backend
 from engine.solver.schedules import to_iterations
 from engine.utils.disk import check_free_space, state_size
-from engine.utils.environment import collect_env_info, git_state, seed_all_rng
+from engine.utils.environment import (
+    collect_env_info,
+    environment_table,
+    git_state,
+    seed_all_rng,
+)
 from engine.utils.faults import report_faults_to
 from engine.utils.files import PathManager, atomic_write
 from engine.utils.logger import setup_logger
@@ -92,7 +97,7 @@ def default_setup(cfg: Any, args: Any) -> None:
     logger.info("Rank %d of %d", rank, comm.get_world_size())
     if comm.get_world_size() > 1:
         logger.info("The processes compute on %s and meet through %s", *kind_and_backend())
-    logger.info("Environment:\n%s", collect_env_info())
+    logger.info("Environment:\n%s", environment_table())
     logger.info("Command line: %s", shlex.join(sys.argv))
     if getattr(args, "config_file", ""):
         with PathManager.open(args.config_file) as file:

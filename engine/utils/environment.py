@@ -26,6 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 def collect_env_info() -> str:
+    """`environment_table`, and how torch was built."""
+    return f"{environment_table()}\n{torch.__config__.show()}"
+
+
+def environment_table() -> str:
     """A table of platform, versions, devices, threads and the environment variables that matter."""
     rows = [
         ("platform", platform.platform()),
@@ -43,7 +48,7 @@ def collect_env_info() -> str:
             if _VARIABLES.fullmatch(name)
         ),
     ]
-    return f"{tabulate(rows)}\n{torch.__config__.show()}"
+    return tabulate(rows)
 
 
 def seed_all_rng(seed: int | None = None) -> int:
