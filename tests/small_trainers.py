@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from engine import HookBase, SimpleTrainer, TrainerBase
+from engine import EventStorage, HookBase, SimpleTrainer, TrainerBase
 from engine.hooks import CallbackHook
 from engine.hooks.base import POINTS
 
@@ -25,6 +25,24 @@ class Steps(TrainerBase):
 
     def epoch_of(self, iteration: int) -> int | None:
         return None if self._length is None else iteration // self._length
+
+
+class OwnLoop(TrainerBase):
+    """Has the loop written out, as users of detectron2 do."""
+
+    def train(self, start_iter: int, max_iter: int) -> None:
+        self.iter = self.start_iter = start_iter
+        self.max_iter = max_iter
+        with EventStorage(start_iter) as self.storage:
+            try:
+                self.before_train()
+                for self.iter in range(start_iter, max_iter):
+                    self.before_step()
+                    self.run_step()
+                    self.after_step()
+                self.iter += 1
+            finally:
+                self.after_train()
 
 
 class Evaluation(HookBase):

@@ -10,7 +10,7 @@ import torch
 from fvcore.common.param_scheduler import CosineParamScheduler
 from torch import nn
 
-from engine import EventStorage, SimpleTrainer, TrainerBase, get_event_storage
+from engine import SimpleTrainer, TrainerBase, get_event_storage
 from engine.checkpoint import Checkpointer
 from engine.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
 from engine.hooks import (
@@ -22,7 +22,7 @@ from engine.hooks import (
     PeriodicWriter,
 )
 from engine.solver import GradientClipper
-from small_trainers import Numbered, make_trainer, weights
+from small_trainers import Numbered, OwnLoop, make_trainer, weights
 
 
 def values(trainer: TrainerBase, name: str) -> list[float]:
@@ -424,26 +424,12 @@ def test_the_module_of_detectron2s_name_has_it_too():
         train_loop.SimplerTrainer  # noqa: B018 the access is what is tested
 
 
-class OwnLoop(SimpleTrainer):
-    """Has the loop written out, as users of detectron2 do."""
-
-    def train(self, start_iter: int, max_iter: int) -> None:
-        self.iter = self.start_iter = start_iter
-        self.max_iter = max_iter
-        with EventStorage(start_iter) as self.storage:
-            try:
-                self.before_train()
-                for self.iter in range(start_iter, max_iter):
-                    self.before_step()
-                    self.run_step()
-                    self.after_step()
-                self.iter += 1
-            finally:
-                self.after_train()
+class OwnSimpleLoop(OwnLoop, SimpleTrainer):
+    pass
 
 
 def test_a_loop_of_ones_own_saves_what_it_has_done(model, batches, tmp_path):
-    trainer = OwnLoop(model, batches, torch.optim.SGD(model.parameters(), 0.01))
+    trainer = OwnSimpleLoop(model, batches, torch.optim.SGD(model.parameters(), 0.01))
     checkpointer = Checkpointer(model, tmp_path, trainer=weakref.proxy(trainer))
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, 4)])
     trainer.train(0, 10)
@@ -454,7 +440,7 @@ def test_a_loop_of_ones_own_saves_what_it_has_done(model, batches, tmp_path):
 def test_a_loop_of_ones_own_that_fails_has_failed(model, batches, tmp_path):
     evaluated = []
     batches[3] = None  # its step fails
-    trainer = OwnLoop(model, batches, torch.optim.SGD(model.parameters(), 0.01))
+    trainer = OwnSimpleLoop(model, batches, torch.optim.SGD(model.parameters(), 0.01))
     checkpointer = PeriodicCheckpointer(Checkpointer(model, tmp_path), 100)
     trainer.register_hooks([EvalHook(0, lambda: evaluated.append(1)), checkpointer])
     with pytest.raises(TypeError):

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from engine import EventStorage, HookBase, TrainerBase, get_event_storage
+from engine import HookBase, TrainerBase, get_event_storage
 from engine.events import JSONWriter
 from engine.hooks import CallbackHook, IterationTimer, PeriodicWriter
 from engine.hooks.base import POINTS
-from small_trainers import Counter, Evaluation, Steps, at, fail, recorder
+from small_trainers import Counter, Evaluation, OwnLoop, Steps, at, fail, recorder
 
 # --- the order of things -----------------------------------------------------------------------
 
@@ -332,21 +332,10 @@ def test_the_times_of_the_other_hooks_survive_a_late_registration(log):
 
 
 def test_the_points_can_be_called_from_a_loop_of_ones_own(tmp_path):
-    class Own(Steps):
-        def train(self, start_iter: int, max_iter: int) -> None:
-            self.iter = self.start_iter = start_iter
-            self.max_iter = max_iter
-            with EventStorage(start_iter) as self.storage:
-                try:
-                    self.before_train()
-                    for self.iter in range(start_iter, max_iter):
-                        self.before_step()
-                        self.run_step()
-                        self.storage.put_scalar("x", self.iter)
-                        self.after_step()
-                    self.iter += 1
-                finally:
-                    self.after_train()
+    class Own(OwnLoop, Steps):
+        def run_step(self) -> None:
+            super().run_step()
+            self.storage.put_scalar("x", self.iter)
 
     calls: list[str] = []
     writing = PeriodicWriter([JSONWriter(tmp_path / "metrics.json")], period=2)
