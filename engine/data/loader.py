@@ -209,8 +209,8 @@ def _batch_size_per_rank(total: int | None, single: int | None, world_size: int)
         return size
     if total % world_size:
         raise ValueError(
-            f"total_batch_size {total} cannot be split evenly over {world_size} ranks; "
-            f"the next one that can is {total + -total % world_size}"
+            f"total_batch_size (SOLVER.IMS_PER_BATCH) {total} cannot be split evenly over "
+            f"{world_size} ranks; the next one that can is {total + -total % world_size}"
         )
     return total // world_size
 
