@@ -74,10 +74,12 @@ def put_five_scalars(loss: torch.Tensor) -> None:
     storage.put_scalar("batch/weight", 1.0, smoothing_hint=False)
 
 
-def make_parts(size: str, logs: bool) -> tuple[Classifier, list, torch.optim.Optimizer]:
+def make_parts(
+    size: str, logs: bool, make_model: Callable[..., Classifier] = Classifier
+) -> tuple[Classifier, list, torch.optim.Optimizer]:
     inputs, hidden, batch_size = SIZES[size]
     torch.manual_seed(0)
-    model = Classifier(inputs, hidden, logs)
+    model = make_model(inputs, hidden, logs)
     batches = [
         (torch.randn(batch_size, inputs), torch.randint(10, (batch_size,))) for _ in range(8)
     ]

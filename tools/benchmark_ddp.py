@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -28,7 +29,6 @@ from benchmark import (
     row_of_steps,
 )
 from fvcore.common.param_scheduler import CosineParamScheduler
-from torch import nn
 
 from engine import SimpleTrainer, get_event_storage, hooks, launch
 from engine.parallel import comm
@@ -36,25 +36,24 @@ from engine.parallel.ddp import create_ddp_model
 from engine.parallel.joint_flags import JointFlags
 
 
-class MoreMetrics(nn.Module):
+class MoreMetrics(Classifier):
     """The classifier with its five metrics, and more of them."""
 
-    def __init__(self, classifier: Classifier, count: int) -> None:
-        super().__init__()
-        self.classifier = classifier
+    def __init__(self, inputs: int, hidden: int, logs: bool, count: int) -> None:
+        super().__init__(inputs, hidden, logs)
         self.names = [f"group{number % 7}/metric{number}" for number in range(5, count)]
 
     def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
         storage = get_event_storage()
         for name in self.names:
             storage.put_scalar(name, 0.5)
-        return self.classifier(batch)
+        return super().forward(batch)
 
 
 def train(size: str, blocks: int, metrics: int, *extra: hooks.HookBase) -> None:
     """So many blocks of the engine's steps, with timer, schedule and all three writers."""
-    classifier, batches, optimizer = make_parts(size, logs=True)
-    trainer = SimpleTrainer(create_ddp_model(MoreMetrics(classifier, metrics)), batches, optimizer)
+    model, batches, optimizer = make_parts(size, True, partial(MoreMetrics, count=metrics))
+    trainer = SimpleTrainer(create_ddp_model(model), batches, optimizer)
     schedule = hooks.LRScheduler(scheduler=CosineParamScheduler(1.0, 0.1))
     with tempfile.TemporaryDirectory() as folder:
         writers = all_writers(folder, blocks * BLOCK) if comm.is_main_process() else []

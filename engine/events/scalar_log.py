@@ -2,13 +2,17 @@
 
 import struct
 from array import array
+from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from engine.events.history import Column
-from engine.events.scalar import fetch
+from engine.events.scalar import as_scalar, fetch
 
 Converted = list[tuple[str, float, int]]  # name, value and iteration of what was a tensor
+
+MAX_SCALARS = 10_000  # that wait for a reader before `when_full` is called
 
 
 class ScalarLog:
@@ -18,9 +22,19 @@ class ScalarLog:
     its numbers, and reading it is a matter of slices.
     """
 
-    __slots__ = ("_cycle", "entries", "has_tensors", "hints", "hints_as_put", "iteration", "prefix")
+    __slots__ = (
+        "_cycle",
+        "_when_full",
+        "entries",
+        "has_tensors",
+        "hints",
+        "hints_as_put",
+        "iteration",
+        "prefix",
+    )
 
-    def __init__(self, iteration: int) -> None:
+    def __init__(self, iteration: int, when_full: Callable[[], None] = lambda: None) -> None:
+        self._when_full = when_full
         self.entries: list = []
         self.has_tensors = False
         self.hints: dict[str, bool] = {}  # by name, the smoothing hint
@@ -28,6 +42,34 @@ class ScalarLog:
         self.iteration = iteration  # the current one
         self.prefix = ""  # of the name scopes that are open
         self._cycle: list[str] = []  # the names that each of the last steps put, in their order
+
+    def put(
+        self,
+        name: str,
+        value: float | torch.Tensor | np.number,
+        smoothing_hint: bool = True,
+        cur_iter: int | None = None,
+    ) -> float | torch.Tensor:
+        """What `EventStorage.put_scalar` does."""
+        if self.hints_as_put.get(name, ...) is not smoothing_hint:
+            name = self.full_name(name, smoothing_hint)
+        if type(value) is not float:
+            value = as_scalar(name, value)
+            if type(value) is not float:
+                self.has_tensors = True
+                self.limit()
+        entries = self.entries
+        if cur_iter is None:
+            entries += name, value, self.iteration
+        else:
+            entries += name, value, int(cur_iter)
+            self.limit()
+        return value
+
+    def limit(self) -> None:
+        """Have the log emptied if it is full. Not in each put: a step has a few of them."""
+        if len(self.entries) > 3 * MAX_SCALARS:
+            self._when_full()
 
     def open_scope(self, prefix: str) -> None:
         """Put `prefix` before the names from now on; "" ends that."""
@@ -86,8 +128,8 @@ class ScalarLog:
     def _find_cycles(self, names: list[str]) -> tuple[int, int]:
         """From where to the end of the list the same names come again and again, and how many."""
         end, count = len(names), len(self._cycle)
-        if count and names == self._cycle * (end // count):
-            return 0, count
+        if count and names[end % count :] == self._cycle * (end // count):
+            return end % count, count
         if not names:
             return 0, 0
         count = names[::-1].index(names[-1], 1) if names.count(names[-1]) > 1 else end

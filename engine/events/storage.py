@@ -22,13 +22,11 @@ from engine.events.media import (
 )
 from engine.events.notes import NeverSetError, plain_notes
 from engine.events.over_ranks import OverRanks
-from engine.events.scalar import as_scalar
 from engine.events.scalar_log import Converted, ScalarLog
 from engine.utils.suggest import hint_at
 from engine.utils.unique_names import unique_names
 
 KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
-MAX_LOG = 3 * 2_000  # entries of scalars that wait for a reader before they are sorted in anyway
 
 
 @dataclass
@@ -56,7 +54,11 @@ class EventStorage:
     """
 
     def __init__(self, start_iter: int = 0, log_period: int = 20) -> None:
-        self._log = ScalarLog(int(start_iter))
+        self._catch_up = _weak_sync(self)
+        self._log = ScalarLog(int(start_iter), self._catch_up)
+        if type(self).put_scalar is _put_scalar:
+            # Quicker by a fifth: where a class has a __getattr__, finding a method is slow.
+            self.put_scalar = self._log.put  # type: ignore[method-assign]
         self._log_period = log_period
         self.early_stop = False  # set it to end the run after the current step
         self._histories: dict[str, HistoryBuffer] = {}
@@ -86,22 +88,7 @@ class EventStorage:
         `smoothing_hint` says whether writers should show a median over their window (a noisy
         loss) or the value itself (an accuracy); it belongs to the name and cannot change.
         """
-        log = self._log  # read once: where a class has a __getattr__, reading is slow
-        if log.hints_as_put.get(name, ...) is not smoothing_hint:
-            name = log.full_name(name, smoothing_hint)
-        if type(value) is not float:
-            value = as_scalar(name, value)
-            if type(value) is not float:
-                log.has_tensors = True
-                self._limit_log()
-        # Only noted down here, so that a step is quick: `sync` sorts it into the histories.
-        entries = log.entries
-        if cur_iter is None:
-            entries += name, value, log.iteration
-        else:
-            entries += name, value, int(cur_iter)
-            self._limit_log()
-        return value
+        return self._log.put(name, value, smoothing_hint, cur_iter)
 
     def put_scalars(
         self,
@@ -124,7 +111,7 @@ class EventStorage:
             if type(number) is not float:
                 log.has_tensors = True
             entries += name, number, iteration
-        self._limit_log()
+        self._log.limit()
 
     def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
         """Keep an image for the writers: CHW or HWC, uint8 or float in [0, 1] or [0, 255]."""
@@ -159,7 +146,7 @@ class EventStorage:
     @iter.setter
     def iter(self, value: int) -> None:
         self._log.iteration = int(value)
-        self._limit_log()
+        self._log.limit()
 
     @property
     def iteration(self) -> int:
@@ -169,7 +156,7 @@ class EventStorage:
     def step(self) -> None:
         """Go to the next iteration (only in a loop of your own: a trainer does it itself)."""
         self._log.iteration += 1
-        self._limit_log()
+        self._log.limit()
 
     # --- what writers and hooks take out ----------------------------------------------------
 
@@ -267,10 +254,9 @@ class EventStorage:
             return
         columns, converted = self._log.take()
         for name, (values, iterations) in columns.items():
-            history = self._histories.get(name)
-            if history is None:
-                history = self._histories[name] = self._new_history()
-            history.extend(values, iterations)
+            if name not in self._histories:
+                self._histories[name] = HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up)
+            self._histories[name].extend(values, iterations)
         self._unshown.update(dict.fromkeys(columns))
         for callback in self._converted_callbacks:
             callback(converted)
@@ -292,7 +278,7 @@ class EventStorage:
         for name, (replaced, column) in joint.items():
             if name not in self._histories:
                 self._log.hints.setdefault(name, self._over_ranks.hints[name])
-                self._histories[name] = self._new_history()
+                self._histories[name] = HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up)
             self._histories[name].replace_last(replaced, column)
         self._unshown.update(dict.fromkeys(joint))
 
@@ -340,7 +326,7 @@ class EventStorage:
         vars(self).update(state["notes"])
         for name, saved in state["scalars"].items():
             self._log.hints[name] = saved["smoothing_hint"]
-            self._histories[name] = self._new_history()
+            self._histories[name] = HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up)
             self._histories[name].load_state_dict(saved)
         self._unshown.update(dict.fromkeys(self._histories))
         self._saved_cursors = dict(state["cursors"])
@@ -381,21 +367,6 @@ class EventStorage:
         self._unshown.clear()
         return shown
 
-    def _limit_log(self) -> None:
-        # Not in each put: a step puts a few, and only tensors are dear.
-        if len(self._log.entries) > MAX_LOG:
-            self.sync()
-
-    def _new_history(self) -> HistoryBuffer:
-        # A strong reference from the history would be a cycle.
-        storage = weakref.ref(self)
-
-        def catch_up() -> None:
-            if (owner := storage()) is not None and owner._log.entries:
-                owner.sync()
-
-        return HistoryBuffer(KEPT_VALUES, catch_up=catch_up)
-
     def _cursor(self, reader: object) -> _Cursor:
         try:
             return self._cursors[reader]
@@ -404,3 +375,17 @@ class EventStorage:
             name = unique_names(self._cursors)[-1]
             cursor.scalars.update(self._saved_cursors.get(name, {}))
             return cursor
+
+
+_put_scalar = EventStorage.put_scalar
+
+
+def _weak_sync(storage: EventStorage) -> Callable[[], None]:
+    """A function that has the storage sort in what waits; a strong reference would be a cycle."""
+    reference = weakref.ref(storage)
+
+    def sync() -> None:
+        if (owner := reference()) is not None and owner._log.entries:
+            owner.sync()
+
+    return sync

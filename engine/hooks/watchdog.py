@@ -85,8 +85,9 @@ class Watchdog(HookBase):
         faulthandler.cancel_dump_traceback_later()
 
     def _set_timer(self, seconds: float) -> None:
-        # A thread of C: it writes the stacks if this is not called again in time.
-        faulthandler.dump_traceback_later(seconds + self._pause, file=fault_file())
+        # A thread of C: it writes the stacks if this is not called again in time. Late, as it may
+        # crash Python where that runs after all, as in a process that was stopped for so long.
+        faulthandler.dump_traceback_later(2 * seconds, file=fault_file())
 
 
 class Watch:

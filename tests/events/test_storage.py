@@ -1,3 +1,4 @@
+import copy
 import itertools
 import math
 import threading
@@ -332,3 +333,27 @@ def test_who_listens_hears_what_is_emitted_meanwhile():
         storage.emit("after_eval_step", 2)
     storage.emit("after_eval_step", 3)
     assert heard == [1, 2]
+
+
+def test_a_put_scalar_of_a_subclass_or_patched_in_is_what_is_called(monkeypatch):
+    class Doubling(EventStorage):
+        def put_scalar(self, name, value, *args, **kwargs):
+            return super().put_scalar(name, 2 * value, *args, **kwargs)
+
+    storage = Doubling()
+    storage.put_scalar("x", 1)
+    storage.put_scalars(y=2.0)
+    assert storage.latest() == {"x": (2.0, 0), "y": (4.0, 0)}
+    monkeypatch.setattr(EventStorage, "put_scalar", lambda self, name, value: (name, value))
+    assert EventStorage().put_scalar("x", 1) == ("x", 1)
+
+
+def test_a_copy_of_a_storage_takes_values_of_its_own():
+    storage = EventStorage()
+    storage.put_scalar("x", 1.0)
+    storage.sync()
+    other = copy.deepcopy(storage)
+    other.put_scalar("x", 2.0)
+    other.sync()
+    assert storage.latest() == {"x": (1.0, 0)}
+    assert other.latest() == {"x": (2.0, 0)}
