@@ -4,6 +4,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -60,6 +61,7 @@ from engine.startup import (
 )
 from engine.train_loop import TrainerBase
 from engine.utils.analysis import model_summary, parameter_status_table
+from engine.utils.claims import claim
 from engine.utils.logger import setup_logger
 
 __all__ = [
@@ -144,7 +146,8 @@ class DefaultTrainer(TrainerBase):
                 f"SOLVER.MAX_ITER is {self.max_iter}, but {self.start_iter} iterations are done of "
                 f"the run in {self.cfg.OUTPUT_DIR}: raise it, or do not resume"
             )
-        super().train(self.start_iter, self.max_iter)
+        with claim(self.cfg.OUTPUT_DIR) if comm.is_main_process() else nullcontext():
+            super().train(self.start_iter, self.max_iter)
         results = vars(self).get("last_eval_results", {})  # a constructor may be the user's own
         # Evaluators may give their results to the main process only.
         if comm.is_main_process() and self.has_advanced and not self.requeue:

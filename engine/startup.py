@@ -17,6 +17,7 @@ from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, Tensorbo
 from engine.parallel import comm
 from engine.parallel.device import kind_and_backend
 from engine.solver.schedules import to_iterations
+from engine.utils.claims import claim
 from engine.utils.disk import check_free_space, state_size
 from engine.utils.environment import (
     collect_env_info,
@@ -84,6 +85,9 @@ def default_setup(cfg: Any, args: Any) -> None:
     rank = comm.get_rank()
     if comm.is_main_process() and output_dir:
         _make_writable(output_dir)
+        if not getattr(args, "eval_only", True):
+            with claim(output_dir):  # nobody else is in it, before anything there changes
+                pass
     comm.synchronize()
     for name in ("fvcore", "engine"):
         setup_logger(output_dir or None, rank, name=name)

@@ -25,6 +25,7 @@ from engine.evaluation import verify_results
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.launch import LaunchError, was_restarted
 from engine.parallel import comm
+from engine.utils.claims import FolderInUseError
 from engine.utils.registry import UnknownNameError, locate
 
 
@@ -89,6 +90,7 @@ if __name__ == "__main__":
         ConfigError,
         LaunchError,
         FileNotFoundError,
+        FolderInUseError,
         NotADirectoryError,
         PermissionError,
         UnknownNameError,
