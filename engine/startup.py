@@ -7,17 +7,21 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from engine.config import CfgNode, track_reads
+from engine.checkpoint import CheckpointError
+from engine.config import CfgNode, ConfigError, track_reads
+from engine.elastic import LaunchError
 from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from engine.parallel import comm
 from engine.parallel.device import kind_and_backend
 from engine.solver.schedules import to_iterations
-from engine.utils.claims import claim
+from engine.utils.claims import FolderInUseError, claim
 from engine.utils.disk import check_free_space, state_size
 from engine.utils.environment import (
     collect_env_info,
@@ -28,6 +32,7 @@ from engine.utils.environment import (
 from engine.utils.faults import report_faults_to
 from engine.utils.files import PathManager, atomic_write
 from engine.utils.logger import setup_logger
+from engine.utils.registry import UnknownNameError
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +77,24 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
         help="overrides of the config; write KEY=-VALUE for a value that begins with a dash",
     )
     return parser
+
+
+@contextmanager
+def mistakes_in_one_line() -> Iterator[None]:
+    """End the process with one line where an error says all that a user has to know."""
+    try:
+        yield
+    except (
+        CheckpointError,
+        ConfigError,
+        LaunchError,
+        FileNotFoundError,
+        FolderInUseError,
+        NotADirectoryError,
+        PermissionError,
+        UnknownNameError,
+    ) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
 
 
 def default_setup(cfg: Any, args: Any) -> None:

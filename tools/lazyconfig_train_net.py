@@ -31,6 +31,7 @@ from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.launch import was_restarted
 from engine.parallel import comm
 from engine.parallel.device import choose_device
+from engine.startup import mistakes_in_one_line
 
 
 def do_test(cfg: Any, model: nn.Module) -> dict[str, Any]:
@@ -67,8 +68,13 @@ def do_train(cfg: Any, resume: bool) -> None:
         sys.exit(REQUEUE_EXIT_CODE)  # stopped by a signal: start it again, with --resume
 
 
+def read_config(args: argparse.Namespace) -> Any:
+    """The config: the file, then the command line."""
+    return LazyConfig.apply_overrides(LazyConfig.load(args.config_file), args.opts)
+
+
 def main(args: argparse.Namespace) -> None:
-    cfg = LazyConfig.apply_overrides(LazyConfig.load(args.config_file), args.opts)
+    cfg = read_config(args)
     default_setup(cfg, args)
     if args.eval_only:
         model = instantiate(cfg.model).to(choose_device(cfg.train.device))
@@ -81,12 +87,14 @@ def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     args = default_argument_parser().parse_args()
-    launch(
-        main,
-        args.num_gpus,
-        num_machines=args.num_machines,
-        machine_rank=args.machine_rank,
-        dist_url=args.dist_url,
-        args=(args,),
-        max_restarts=args.max_restarts,
-    )
+    with mistakes_in_one_line():
+        read_config(args)  # a mistake in it is one message, however many processes there shall be
+        launch(
+            main,
+            args.num_gpus,
+            num_machines=args.num_machines,
+            machine_rank=args.machine_rank,
+            dist_url=args.dist_url,
+            args=(args,),
+            max_restarts=args.max_restarts,
+        )

@@ -18,15 +18,15 @@ import sys
 from typing import Any
 
 from engine import launch
-from engine.checkpoint import CheckpointError, begin_run
-from engine.config import CfgNode, ConfigError, config_template, get_cfg
+from engine.checkpoint import begin_run
+from engine.config import CfgNode, config_template, get_cfg
 from engine.defaults import DefaultTrainer, default_argument_parser, default_setup
 from engine.evaluation import verify_results
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
-from engine.launch import LaunchError, was_restarted
+from engine.launch import was_restarted
 from engine.parallel import comm
-from engine.utils.claims import FolderInUseError
-from engine.utils.registry import UnknownNameError, locate
+from engine.startup import mistakes_in_one_line
+from engine.utils.registry import locate
 
 
 def read_config(args: argparse.Namespace) -> CfgNode:
@@ -74,7 +74,7 @@ if __name__ == "__main__":
         except BrokenPipeError:  # `| head` has enough; Python shall not try again when it ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit()
-    try:
+    with mistakes_in_one_line():
         read_config(args)  # a mistake in it is one message, however many processes there shall be
         launch(
             main,
@@ -85,14 +85,3 @@ if __name__ == "__main__":
             args=(args,),
             max_restarts=args.max_restarts,
         )
-    except (
-        CheckpointError,
-        ConfigError,
-        LaunchError,
-        FileNotFoundError,
-        FolderInUseError,
-        NotADirectoryError,
-        PermissionError,
-        UnknownNameError,
-    ) as error:
-        sys.exit(f"{type(error).__name__}: {error}")

@@ -382,8 +382,7 @@ class Checkpointer(FvcoreCheckpointer):
 def warn_of_failed_save(path: str, error: Exception) -> None:
     """Say that a save failed, and that the run goes on."""
     logging.getLogger(__name__).warning(
-        "%s is not saved (%s: %s). The checkpoint before it is kept, training goes on, and the "
-        "next save tries again.",
+        "%s is not saved (%s: %s). The checkpoint before it is kept, and the run goes on.",
         path,
         type(error).__name__,
         error,

@@ -8,6 +8,7 @@ import torch
 
 from engine.evaluation.batch import get_entry, get_logits
 from engine.evaluation.evaluator import DatasetEvaluator
+from engine.evaluation.results import writing_beside_a_run
 from engine.evaluation.totals import Totals
 from engine.parallel.comm import gather
 from engine.utils.files import atomic_write
@@ -117,8 +118,7 @@ def _save(predictions: list[dict[str, torch.Tensor]], path: str | os.PathLike[st
     """Write the predictions of all ranks, in order of rank, to one file."""
     batches = [batch for rank in gather(predictions) for batch in rank]
     if batches:  # rank 0 has them all
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        with atomic_write(path) as file:
+        with writing_beside_a_run(os.fspath(path)), atomic_write(path) as file:
             torch.save(
                 {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}, file
             )

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tabulate import tabulate
@@ -43,19 +44,22 @@ def as_json(results: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_results(results: Mapping[str, Any], path: str) -> None:
-    """Write them to a JSON file.
-
-    In a run that trains, a disk that is full is a warning: they are in its log and metrics too.
-    """
+@contextmanager
+def writing_beside_a_run(path: str) -> Iterator[None]:
+    """Make the folder of a file; where a run trains, a disk that is full is a warning only."""
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with atomic_write(path, "w") as file:
-            json.dump(as_json(results), file, indent=2, allow_nan=False)
+        yield
     except OSError as error:
         if not has_event_storage():
             raise
         logger.warning("%s cannot be written: %s", path, error.strerror or error)
+
+
+def write_results(results: Mapping[str, Any], path: str) -> None:
+    """Write them to a JSON file. In a run that trains they are in its log and metrics too."""
+    with writing_beside_a_run(path), atomic_write(path, "w") as file:
+        json.dump(as_json(results), file, indent=2, allow_nan=False)
 
 
 def results_table(results: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from engine.evaluation import ClassificationEvaluator, classification, inference_on_dataset
+from engine.events import EventStorage
 
 LOGITS = torch.tensor([[9.0, 1, 0, 0], [0, 1, 9, 0], [9, 8, 0, 0], [0, 0, 1, 9], [9, 2, 1, 0]])
 LABELS = torch.tensor([0, 2, 1, 3, 2])  # right, right, second choice, right, third choice
@@ -110,6 +111,15 @@ def test_raw_predictions_are_stored_whole_on_request(tmp_path):
     assert stored["predicted"].tolist() == [0, 2, 0, 3, 0]
     assert torch.allclose(stored["scores"], LOGITS.softmax(1))
     assert os.listdir(path.parent) == ["predictions.pth"]
+
+
+def test_predictions_that_cannot_be_stored_do_not_end_a_run(tmp_path, log):
+    (tmp_path / "file").touch()
+    with EventStorage():
+        assert evaluate(save_predictions=tmp_path / "file" / "predictions.pth")["accuracy"] == 60.0
+    assert "predictions.pth cannot be written: File exists" in log.text
+    with pytest.raises(OSError, match="File exists"):
+        evaluate(save_predictions=tmp_path / "file" / "predictions.pth")
 
 
 def test_a_label_outside_the_classes_is_an_error():

@@ -39,6 +39,13 @@ def test_it_trains_evaluates_and_saves_what_the_config_says(train, tmp_path):
     assert weights(tmp_path / "out")["layers.1.weight"].shape == (16, 64)
 
 
+def test_a_mistake_is_one_line(train, run_tool):
+    with pytest.raises(SystemExit, match=r"ConfigError: .*train.max_iterr.*"):
+        train("train.max_iterr=3")
+    with pytest.raises(SystemExit, match="FileNotFoundError: config file nowhere.py"):
+        run_tool("lazyconfig_train_net.py", "--config-file", "nowhere.py")
+
+
 def test_a_resumed_run_ends_with_the_same_weights(train, tmp_path):
     train(to="straight")
     train()
