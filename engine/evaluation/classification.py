@@ -2,16 +2,16 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from engine.evaluation.batch import get_entry, get_logits
 from engine.evaluation.evaluator import DatasetEvaluator
-from engine.evaluation.results import writing_beside_a_run
+from engine.evaluation.results import write_beside_a_run
 from engine.evaluation.totals import Totals
 from engine.parallel.comm import gather
-from engine.utils.files import atomic_write
 
 NUMBERS_AT_ONCE = 2**18  # logits that are kept and measured together: cheaper than each batch alone
 
@@ -118,7 +118,5 @@ def _save(predictions: list[dict[str, torch.Tensor]], path: str | os.PathLike[st
     """Write the predictions of all ranks, in order of rank, to one file."""
     batches = [batch for rank in gather(predictions) for batch in rank]
     if batches:  # rank 0 has them all
-        with writing_beside_a_run(os.fspath(path)), atomic_write(path) as file:
-            torch.save(
-                {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}, file
-            )
+        columns = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+        write_beside_a_run(os.fspath(path), partial(torch.save, columns))

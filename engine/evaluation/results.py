@@ -9,9 +9,8 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
 
 from tabulate import tabulate
 
@@ -44,22 +43,22 @@ def as_json(results: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def writing_beside_a_run(path: str) -> Iterator[None]:
-    """Make the folder of a file; where a run trains, a disk that is full is a warning only."""
+def write_results(results: Mapping[str, Any], path: str) -> None:
+    """Write them to a JSON file. In a run that trains they are in its log and metrics too."""
+    text = json.dumps(as_json(results), indent=2, allow_nan=False)
+    write_beside_a_run(path, lambda file: file.write(text.encode()))
+
+
+def write_beside_a_run(path: str, write: Callable[[IO[bytes]], object]) -> None:
+    """Have a file written whole; where a run trains, a disk that is full is a warning only."""
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        yield
+        with atomic_write(path) as file:
+            write(file)
     except OSError as error:
         if not has_event_storage():
             raise
         logger.warning("%s cannot be written: %s", path, error.strerror or error)
-
-
-def write_results(results: Mapping[str, Any], path: str) -> None:
-    """Write them to a JSON file. In a run that trains they are in its log and metrics too."""
-    with writing_beside_a_run(path), atomic_write(path, "w") as file:
-        json.dump(as_json(results), file, indent=2, allow_nan=False)
 
 
 def results_table(results: Mapping[str, Any]) -> str:
