@@ -255,7 +255,7 @@ class EventStorage:
         columns, converted = self._log.take()
         for name, (values, iterations) in columns.items():
             if name not in self._histories:
-                self._histories[name] = HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up)
+                self._histories[name] = self._new_history()
             self._histories[name].extend(values, iterations)
         self._unshown.update(dict.fromkeys(columns))
         for callback in self._converted_callbacks:
@@ -278,7 +278,7 @@ class EventStorage:
         for name, (replaced, column) in joint.items():
             if name not in self._histories:
                 self._log.hints.setdefault(name, self._over_ranks.hints[name])
-                self._histories[name] = HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up)
+                self._histories[name] = self._new_history()
             self._histories[name].replace_last(replaced, column)
         self._unshown.update(dict.fromkeys(joint))
 
@@ -326,7 +326,7 @@ class EventStorage:
         vars(self).update(state["notes"])
         for name, saved in state["scalars"].items():
             self._log.hints[name] = saved["smoothing_hint"]
-            self._histories[name] = HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up)
+            self._histories[name] = self._new_history()
             self._histories[name].load_state_dict(saved)
         self._unshown.update(dict.fromkeys(self._histories))
         self._saved_cursors = dict(state["cursors"])
@@ -366,6 +366,9 @@ class EventStorage:
             shown[name] = self._histories[name].reading(window if hints[name] else 0)
         self._unshown.clear()
         return shown
+
+    def _new_history(self) -> HistoryBuffer:
+        return HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up)
 
     def _cursor(self, reader: object) -> _Cursor:
         try:

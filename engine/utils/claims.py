@@ -28,7 +28,7 @@ def claim(folder: str) -> Iterator[None]:
     The claim ends with the process, however that ends, also on another machine. Where the file
     system is a remote one or has no locks, there are no claims.
     """
-    if "://" in folder or (file := _open(folder)) is None:
+    if not folder or "://" in folder or (file := _open(folder)) is None:
         yield
         return
     try:
