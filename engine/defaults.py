@@ -371,7 +371,13 @@ class DefaultTrainer(TrainerBase):
         own_loader = type(self).build_test_loader.__func__  # type: ignore[attr-defined]
         if own_loader is not DefaultTrainer.build_test_loader.__func__:  # type: ignore[attr-defined]
             return
-        for name in (*cfg.DATASETS.VAL, *cfg.DATASETS.TEST, *cfg.DATASETS.TEST_GROUPS):
+        groups = cfg.DATASETS.TEST_GROUPS
+        if both := groups.keys() & {*cfg.DATASETS.VAL, *cfg.DATASETS.TEST}:
+            raise ConfigError(
+                f"DATASETS: {', '.join(sorted(both))} is a group of TEST_GROUPS, and in VAL or "
+                "TEST as well: groups are evaluated anyway, so leave it out there or rename it"
+            )
+        for name in (*cfg.DATASETS.VAL, *cfg.DATASETS.TEST, *groups):
             for member in members_of(cfg, name):
                 if member not in DatasetCatalog:
                     DatasetCatalog.get(member)  # raises, with the nearest name

@@ -15,7 +15,7 @@ from engine.parallel.cluster import Place, find_place
 from engine.parallel.device import BACKENDS, check_count, set_current_device
 from engine.parallel.network import find_interface, find_local_address, split_endpoint
 
-__all__ = ["DEFAULT_TIMEOUT", "LaunchError", "launch", "was_restarted"]
+__all__ = ["DEFAULT_TIMEOUT", "LaunchError", "launch", "may_restart", "was_restarted"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -79,6 +79,11 @@ def launch(
     if stopped := next((end for end in results if isinstance(end, Exit)), None):
         sys.exit(stopped.code)
     return results[0]
+
+
+def may_restart() -> bool:
+    """Whether our launcher, or torchrun, starts this run again after the death of a process."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
 
 
 def was_restarted() -> bool:

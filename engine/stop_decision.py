@@ -36,6 +36,11 @@ class StopDecision:
             return bool(self.reasons)
         return self._is_made or any(self._joint.ask(*self._flags()))
 
+    def agree(self) -> None:
+        """Decide now, and not some steps later. All ranks call it, where they meet anyway."""
+        if self._joint is not None and any(self._joint.settle(*self._flags())):
+            self._is_made = True
+
     def settle(self) -> None:
         """Make the ranks agree on why the steps ended. All call it, after the last one."""
         flags = self._flags() if self._joint is None else self._joint.settle(*self._flags())

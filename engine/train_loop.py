@@ -81,7 +81,8 @@ class TrainerBase:
 
         With `requeue` the run is to be continued by another process: it is saved as it is, without
         a last evaluation, and a script should end with the exit code 75. With several processes a
-        call on one of them stops all, some steps later. It may be called in a signal handler.
+        call on one of them stops all, some steps later, or right after an evaluation that it comes
+        in. It may be called in a signal handler.
         """
         self._stopping.ask(reason, requeue)
 

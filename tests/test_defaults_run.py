@@ -282,6 +282,8 @@ def test_settings_that_nothing_reads_are_listed_once(digits_cfg, log):
         (("DATASETS.TRAIN", "[digit_train]"), KeyError, "digit_train.*digits_train"),
         (("DATASETS.TEST", "[digit_test]"), KeyError, "digit_test.*digits_test"),
         (("DATASETS.TEST_GROUPS", "{a: [digit_test]}"), KeyError, "digit_test.*digits_test"),
+        (("DATASETS.TEST_GROUPS", "{digits_test: [digits_train]}"), ValueError, "TEST as well"),
+        (("DATASETS.VAL", "[a]", "DATASETS.TEST_GROUPS", "{a: [digits_test]}"), ValueError, "VAL"),
         (("DATASETS.TEST_GROUPS", "{a: []}"), ValueError, "group 'a'.* names no data set"),
         (("DATASETS.TRAIN", "[]"), ValueError, "DATASETS.TRAIN is empty"),
         (("SOLVER.LR_SCHEDULER_NAME", "WarmupCosine"), Exception, "WarmupCosineLR"),

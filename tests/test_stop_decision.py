@@ -155,12 +155,14 @@ def resume(rank: int, folder: Path) -> dict:
         ("signal in the last step", (30, True, 0)),
         ("both", (7, True, 0)),
         ("time", (2, True, 0)),
-        ("in an evaluation", (6, True, 0)),
+        ("in an evaluation", (5, True, 0)),
         ("before all", (1, False, 1)),
         ("a rank is slow", (7, False, 1)),
     ],
 )
-def test_what_one_rank_wants_both_do_a_step_later(processes, case, end):
+def test_what_one_rank_wants_both_do_a_step_later_or_right_after_an_evaluation(
+    processes, case, end
+):
     for seen in processes:
         assert (seen[case]["iter"], seen[case]["requeue"], seen[case]["evaluated"]) == end
 

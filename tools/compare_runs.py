@@ -19,6 +19,9 @@ from typing import Any
 
 import torch
 
+from engine.checkpoint.folder import is_listed
+from engine.checkpoint.sharded import read_sharded
+
 DIFFERENCES = (
     "bits that differ",
     "checkpoints missing or left over",
@@ -62,12 +65,11 @@ class Comparison:
         return "\n".join(lines)
 
     def _compare_checkpoints(self, reference: Path, folder: Path) -> None:
-        names = {path.name for path in reference.glob("*.pth")}
-        others = {path.name for path in folder.glob("*.pth")}
+        names, others = checkpoints_in(reference), checkpoints_in(folder)
         for name in sorted(names ^ others):
             self._add("checkpoints missing or left over", name)
         for name in sorted(names & others):
-            one, other = (torch.load(f / name, weights_only=True) for f in (reference, folder))
+            one, other = load(reference / name), load(folder / name)
             for path, bits in differences(one, other, name):
                 self._add("bits that differ", f"{bits} in {path}", bits)
 
@@ -98,6 +100,18 @@ class Comparison:
             self._add("TensorBoard points missing", f"{tag} = {value} at {step}")
         for tag, step, value in (others - points).elements():
             self._add("TensorBoard points doubled", f"{tag} = {value} at {step}")
+
+
+def checkpoints_in(folder: Path) -> set[str]:
+    """Their names: files, and folders of shards."""
+    return {p.name for p in folder.iterdir() if p.suffix == ".pth" or is_listed(str(p))}
+
+
+def load(checkpoint: Path) -> dict[str, Any]:
+    """All that a checkpoint holds, in whole tensors."""
+    if checkpoint.is_dir():
+        return read_sharded(str(checkpoint))
+    return torch.load(checkpoint, weights_only=True)
 
 
 def differences(one: Any, other: Any, path: str) -> Iterator[tuple[str, int]]:

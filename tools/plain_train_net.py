@@ -64,6 +64,7 @@ def train(model: nn.Module, loader: TrainLoader, args: argparse.Namespace) -> No
     checkpointer = Checkpointer(model, args.output_dir, optimizer=optimizer, schedule=schedule)
     loaded = checkpointer.resume_or_load("", resume=args.resume)
     start_iter = loaded.get("iteration", -1) + 1
+    schedule.T_max = args.max_iter  # of this run, where the one that is resumed was shorter
     writers = [
         CommonMetricPrinter(args.max_iter),
         JSONWriter(os.path.join(args.output_dir, "metrics.json")),

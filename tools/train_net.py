@@ -23,7 +23,7 @@ from engine.config import CfgNode, config_template, get_cfg
 from engine.defaults import DefaultTrainer, default_argument_parser, default_setup
 from engine.evaluation import verify_results
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
-from engine.launch import was_restarted
+from engine.launch import may_restart, was_restarted
 from engine.parallel import comm
 from engine.startup import mistakes_in_one_line
 from engine.utils.registry import locate
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> Any:
             verify_results(cfg, results)
         return results
     resume = args.resume or cfg.CHECKPOINT.AUTO_RESUME or was_restarted()
-    if args.max_restarts and not resume and comm.is_main_process():
+    if may_restart() and not resume and comm.is_main_process():
         begin_run(cfg.OUTPUT_DIR)  # or a restart might go on with what is there of an older run
     trainer = trainer_class(cfg)
     trainer.resume_or_load(resume=resume)

@@ -89,6 +89,8 @@ class OverRanks:
         for name, seconds, counts in zip(
             self._times, reduced.seconds, reduced.counts[first:], strict=True
         ):
+            if _last_part(name) == "time":
+                continue  # a step waits for the other ranks: it is long on those that are not slow
             everywhere = counts[1:] == len(self._hosts)
             self._slow_ranks.note(name, seconds[:, 1:][:, everywhere], self._hosts)
 

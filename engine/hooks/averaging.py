@@ -57,7 +57,7 @@ class EMAHook(HookBase):
             if self._buffers:  # a module may have replaced one
                 self._live = self._find_live()
             self.count += 1
-            self._update(list(self.average.values()), list(self._live.values()), self.count)
+            self._update_average()
 
     def before_eval(self) -> None:
         if self.average and not self._trained:
@@ -118,6 +118,13 @@ class EMAHook(HookBase):
         if self._buffers:
             named.update(self.model.named_buffers())
         return {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
+
+    def _update_average(self) -> None:
+        # Sharded weights and whole buffers cannot be in one call.
+        for kind in {type(average) for average in self.average.values()}:
+            names = [name for name, average in self.average.items() if type(average) is kind]
+            averages, live = ([of[name] for name in names] for of in (self.average, self._live))
+            self._update(averages, live, self.count)
 
     def _take_back_trained(self) -> None:
         if self._trained:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.checkpoint import Checkpointer, delete_checkpoint, warn_of_failed_save
@@ -64,7 +65,7 @@ class PeriodicCheckpointer(HookBase):
                 self._save_and_delete_old(self._numbered(self.trainer.iter), self.trainer.iter)
 
     def after_train(self) -> None:
-        if not self.trainer.failed and self.trainer.has_advanced:
+        if _may_save_last(self.trainer) and self.trainer.has_advanced:
             last = self.trainer.iter - 1
             is_complete = self.trainer.iter >= self.trainer.max_iter and not self.trainer.requeue
             # A run killed before it deleted old ones does so now.
@@ -186,7 +187,7 @@ class BestCheckpointer(HookBase):
             self._save_if_best()
 
     def after_train(self) -> None:
-        if not self.trainer.failed and not self.trainer.requeue:
+        if _may_save_last(self.trainer) and not self.trainer.requeue:
             self._save_if_best()
 
     def _save_if_best(self) -> None:
@@ -262,7 +263,7 @@ class SafetensorsHook(HookBase):
                 self._save(name)
 
     def after_train(self) -> None:
-        if not self.trainer.failed and not self.trainer.requeue:
+        if _may_save_last(self.trainer) and not self.trainer.requeue:
             self._save(f"{self._prefix}_final")
 
     def _save(self, name: str) -> None:
@@ -281,3 +282,11 @@ class SafetensorsHook(HookBase):
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if is_sharded_tensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def _may_save_last(trainer: Any) -> bool:
+    """Whether to save after training. Ranks save shards together: after an error at the end of this
+    one the others may never come to it."""
+    model = getattr(trainer, "model", None)
+    is_joint = isinstance(model, nn.Module) and is_sharded(model)
+    return not trainer.failed and not (is_joint and trainer._hook_list.has_failed)

@@ -25,7 +25,8 @@ class EarlyStopping(HookBase):
         self.waited = 0
 
     def after_eval(self, results: dict[str, Any]) -> None:
-        results = comm.all_gather(results)[0]  # other ranks may have none, and all stop together
+        if not comm.is_main_process():  # others may have no results, or other ones
+            return
         if self.best.metric not in results:  # of another evaluation, unless it never comes
             if results and self.best.value is None:
                 self.best.update(results, self.trainer.iter)  # warns

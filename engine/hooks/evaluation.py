@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
+
 from engine.evaluation import flatten_results_dict
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.hook_list import attach_error
@@ -44,6 +46,7 @@ class EvalHook(HookBase):
         trainer, storage = self.trainer, self.trainer.storage
         try:
             trainer.before_eval()
+            _share_buffers(trainer)
             with storage.listening(
                 before_eval_step=trainer.before_eval_step, after_eval_step=trainer.after_eval_step
             ):
@@ -58,7 +61,13 @@ class EvalHook(HookBase):
                 attach_error(error, later)
             raise
         trainer.after_eval(flat)
-        comm.synchronize()  # one rank may have evaluated longer than the others
+        trainer._stopping.agree()  # here, as all ranks wait for the one that evaluates longest
+
+
+def _share_buffers(trainer: Any) -> None:
+    """Have all ranks evaluate with the statistics of rank 0, which are those that are saved."""
+    if isinstance(model := getattr(trainer, "model", None), nn.Module):
+        comm.copy_from_rank_0(dict(model.named_buffers()))
 
 
 def _flatten(results: Mapping[str, Any] | None) -> dict[str, float]:

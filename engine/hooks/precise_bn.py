@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class PreciseBN(HookBase):
     """Replaces the running statistics of BatchNorm layers by exact ones over `num_iter` batches.
 
-    It runs every `period` and at the last step, before checkpoints and evaluations use the
+    It runs every `period` and after the last step, before checkpoints and evaluations use the
     statistics. Does nothing if no BatchNorm layer of `model` is in training mode. What the model
     puts into the storage meanwhile is dropped.
 
@@ -37,6 +37,7 @@ class PreciseBN(HookBase):
         self._data_loader = data_loader
         self._num_iter = num_iter
         self._batches: EndlessIterator | None = None
+        self._updated_after = -1
         # An iterable data set has no sampler, and would be read up to there.
         has_sampler = getattr(data_loader, "sampler", data_loader) is not None
         self._can_jump = hasattr(data_loader, "start_at") and has_sampler
@@ -51,11 +52,12 @@ class PreciseBN(HookBase):
     def after_step(self) -> None:
         is_last = self.trainer.iter == self.trainer.max_iter - 1
         if self._period.is_due(self.trainer) or is_last:
-            if self._can_jump:
-                # Statistics over as many batches as an epoch has are then those of an epoch.
-                self._data_loader.start_at(self.trainer.iter * self._num_iter)  # type: ignore[attr-defined]
-                self._batches = None
-            self.update_stats()
+            self._update_after(self.trainer.iter)
+
+    def after_train(self) -> None:
+        trainer, last = self.trainer, self.trainer.iter - 1
+        if self._updated_after != last and not (trainer.failed or trainer.requeue):
+            self._update_after(last)  # the run was stopped: its last evaluation comes now
 
     def state_dict(self) -> dict[str, Any]:
         if hasattr(self._data_loader, "state_dict"):
@@ -66,6 +68,14 @@ class PreciseBN(HookBase):
         if hasattr(self._data_loader, "load_state_dict"):
             self._data_loader.load_state_dict(state_dict["data_loader"])
             self._batches = None
+
+    def _update_after(self, iteration: int) -> None:
+        self._updated_after = iteration
+        if self._can_jump:
+            # Statistics over as many batches as an epoch has are then those of an epoch.
+            self._data_loader.start_at(iteration * self._num_iter)  # type: ignore[attr-defined]
+            self._batches = None
+        self.update_stats()
 
     def update_stats(self) -> None:
         """Compute the statistics now."""

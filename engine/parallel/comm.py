@@ -152,6 +152,26 @@ def sum_over_ranks(vector: np.ndarray) -> np.ndarray:
     return total.numpy()
 
 
+def copy_from_rank_0(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give tensors the values that they have on rank 0. All ranks must call it.
+
+    Those that some rank does not have in the same shape are left as they are.
+    """
+    if get_world_size() == 1:
+        return
+    layouts = all_gather({name: (one.shape, one.dtype) for name, one in tensors.items()})
+    places: dict[torch.device, list[torch.Tensor]] = {}
+    for name, layout in layouts[0].items():
+        if all(other.get(name) == layout for other in layouts):
+            places.setdefault(tensors[name].device, []).append(tensors[name].detach())
+    for device, same in places.items():
+        packed = torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in same])
+        group = _gloo_group(dist.group.WORLD) if device.type == "cpu" else None
+        dist.broadcast(packed, 0, group=group)
+        for one, part in zip(same, packed.split([one.nbytes for one in same]), strict=True):
+            one.copy_(part.clone().view(one.dtype).view(one.shape))  # a clone is aligned
+
+
 def leave_groups() -> None:
     """End all groups of this process: whoever still waits for it gets an error at once."""
     global _local_group

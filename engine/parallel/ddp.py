@@ -1,5 +1,6 @@
 """DistributedDataParallel around a model, where there is more than one process."""
 
+import inspect
 from typing import Any, Literal, get_args
 
 import torch
@@ -38,6 +39,12 @@ def create_ddp_model(
         kwargs.setdefault("device_ids", [device])
     elif compression == "bf16":
         raise ValueError("on the CPU, gradients cannot be sent as bf16; use fp16 or none")
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
+        # The name of it since torch 2.13, which does not leave buffers as each rank has made them.
+        if "broadcast_buffers" in kwargs:
+            kwargs["forward_sync_buffers"] = kwargs.pop("broadcast_buffers")
+    else:
+        comm.copy_from_rank_0(dict(model.named_buffers()))
     wrapped = DistributedDataParallel(model, **kwargs)
     if compression != "none":
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

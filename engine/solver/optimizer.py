@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 PER_ELEMENT = {"acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq"}
 PER_ELEMENT |= {"momentum_buffer", "prev", "square_avg", "step_size", "sum"}
 
+# Options of an optimizer that say how it computes, not what.
+IMPLEMENTATION = {"capturable", "differentiable", "foreach", "fused"}
+
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """The optimizer that `SOLVER` describes, over the model's trainable parameters.
@@ -96,10 +99,11 @@ def get_optimizer_class(name: str) -> type[Optimizer]:
 def load_optimizer_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """`optimizer.load_state_dict`, with a clear error where the state is that of another one."""
     reason = _misfit(optimizer, state_dict["state"])  # some optimizers crash on it in their step
+    options = set(optimizer.defaults)  # torch adds one of its own while it loads
     try:
         if not reason:
-            optimizer.load_state_dict(state_dict)
-            lacking = optimizer.defaults.keys() - optimizer.param_groups[0].keys()
+            optimizer.load_state_dict(_with_own_implementation(optimizer, state_dict))
+            lacking = options - optimizer.param_groups[0].keys()
             reason = f"it lacks {', '.join(sorted(lacking))}" if lacking else ""
     except (KeyError, ValueError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
@@ -109,6 +113,16 @@ def load_optimizer_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> No
             f"{len(optimizer.param_groups)} groups of parameters ({reason}): resume with the "
             "model, optimizer and rules of the saved run, or begin a new run with its weights"
         ) from None
+
+
+def _with_own_implementation(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state, without how the saved run computed: sharded weights, say, cannot be fused."""
+    saved, groups = state_dict["param_groups"], optimizer.param_groups
+    if len(saved) != len(groups):
+        return state_dict
+    own = [{key: group[key] for key in IMPLEMENTATION & group.keys()} for group in groups]
+    merged = [{**one, **other} for one, other in zip(saved, own, strict=True)]
+    return {**state_dict, "param_groups": merged}
 
 
 def _misfit(optimizer: Optimizer, states: Mapping[Any, Mapping[str, Any]]) -> str:
@@ -127,7 +141,8 @@ def _arguments(solver: CfgNode, optimizer_class: type[Optimizer]) -> dict[str, A
     given = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in solver.OPTIMIZER.items()
-        if key != "NAME"
+        # None takes back what a base config gives: another optimizer may not know it.
+        if key != "NAME" and not (value is None and key not in _accepted(optimizer_class))
     }
     _check_arguments(optimizer_class, given, "SOLVER.OPTIMIZER")
     for key, home in (("lr", "BASE_LR"), ("weight_decay", "WEIGHT_DECAY")):

@@ -22,7 +22,9 @@ def scale_to_processes(cfg: CfgNode, processes: int) -> CfgNode:
     scaled.defrost()
     solver = scaled.SOLVER
     solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
-    solver.BASE_LR = solver.BASE_LR * scale
+    for key in ("BASE_LR", "BASE_LR_END", "WARMUP_START_LR"):
+        if rate := dict.__getitem__(solver, key):
+            setattr(solver, key, rate * scale)
     for node, key in (
         (solver, "MAX_ITER"),
         (solver, "WARMUP_ITERS"),

@@ -98,6 +98,21 @@ def test_all_that_is_not_sharded_is_plain(tmp_path, shard, model, batches):
     assert torch.equal(average, trainer._hooks[0].average["linear.weight"].full_tensor())
 
 
+def test_sharded_weights_and_whole_buffers_are_averaged_alike(shard, batches):
+    model = shard(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)))
+    model.register_forward_hook(lambda module, inputs, output: output.square().mean())
+    inputs = [batch[0] for batch in batches]
+    ema = EMAHook(0.5, buffers=True)
+    trainer = SimpleTrainer(model, inputs, torch.optim.SGD(model.parameters(), 0.1))
+    trainer.register_hooks([ema])
+    trainer.train(0, 1)
+    first = model[0].running_mean.clone()
+    trainer.train(1, 2)
+    assert ema.count == 2
+    assert torch.allclose(ema.average["0.running_mean"], (first + 2 * model[0].running_mean) / 4)
+    assert ema.average["1.weight"].full_tensor().shape == (1, 4)
+
+
 def test_weights_with_two_names_are_saved_once_and_loaded_twice(tmp_path, shard):
     model = shard(Tied())
     Checkpointer(model, tmp_path).save("model")

@@ -6,7 +6,7 @@ from torch import nn
 
 from engine import DefaultTrainer, SimpleTrainer, get_event_storage
 from engine.data import build_train_loader
-from engine.hooks import PreciseBN
+from engine.hooks import CallbackHook, EvalHook, PreciseBN
 
 
 class WithNorm(nn.Module):
@@ -56,6 +56,23 @@ def test_it_runs_every_period_and_once_at_the_last_step(log, period, max_iter, r
     seen = [value for value, _ in trainer.storage.history("passes").values()]
     skipped = [int(after - before) for before, after in itertools.pairwise([*seen, model.passes])]
     assert [at for at, gap in enumerate(skipped) if gap > 1] == runs_after
+
+
+@pytest.mark.parametrize(("requeue", "runs"), [(False, 2), (True, 1)])
+def test_a_run_that_is_stopped_for_good_has_it_before_its_last_evaluation(log, requeue, runs):
+    model, batches = WithNorm(), make_batches()
+    trainer = make_trainer(model, batches)
+    passes = []
+    trainer.register_hooks(
+        [
+            PreciseBN(4, model, batches, num_iter=2),
+            EvalHook(0, lambda: passes.append(model.passes)),
+            CallbackHook(after_step=lambda t: t.iter == 5 and t.stop("enough", requeue)),
+        ]
+    )
+    trainer.train(0, 10)
+    assert log.text.count("Running PreciseBN") == runs
+    assert passes == ([] if requeue else [6 + 2 * 2])
 
 
 def test_what_the_model_puts_meanwhile_is_dropped():

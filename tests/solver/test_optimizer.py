@@ -168,6 +168,28 @@ def test_the_state_of_another_optimizer_is_refused(saved, other, reason):
         load_optimizer_state(optimizer(other), optimizer(saved).state_dict())
 
 
+class Lion(torch.optim.Optimizer):
+    """An optimizer of a user's own."""
+
+    def __init__(self, params, lr: float = 0.1, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+
+@pytest.mark.parametrize("kind", [Lion, torch.optim.Adafactor])
+def test_an_optimizer_that_knows_few_options_takes_its_own_state(kind):
+    weight = torch.nn.Parameter(torch.ones(2))
+    other = kind([weight], lr=0.3)
+    load_optimizer_state(other, kind([weight], lr=0.2).state_dict())
+    assert other.param_groups[0]["lr"] == 0.2
+
+
+def test_how_to_compute_is_not_part_of_a_saved_state():
+    weight = torch.nn.Parameter(torch.ones(2))
+    other = torch.optim.SGD([weight], lr=0.3, fused=False)
+    load_optimizer_state(other, torch.optim.SGD([weight], lr=0.2, fused=True).state_dict())
+    assert (other.param_groups[0]["fused"], other.param_groups[0]["lr"]) == (False, 0.2)
+
+
 def test_a_state_of_other_groups_is_refused():
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     state = torch.optim.SGD([{"params": [weight]} for weight in weights], lr=0.1).state_dict()

@@ -36,6 +36,12 @@ def test_twice_the_processes_take_half_the_iterations_with_twice_the_batch():
     assert solver.REFERENCE_WORLD_SIZE == 16
 
 
+def test_all_learning_rates_grow_alike():
+    rates = ("SOLVER.BASE_LR_END", 0.01, "SOLVER.WARMUP_START_LR", 0.02)
+    solver = scale_to_processes(make(*WRITTEN_FOR_8, *rates), 16).SOLVER
+    assert (solver.BASE_LR_END, solver.WARMUP_START_LR) == (0.02, 0.04)
+
+
 def test_what_is_not_0_never_becomes_0():
     cfg = make(
         "SOLVER.REFERENCE_WORLD_SIZE", 1,

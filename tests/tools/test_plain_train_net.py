@@ -11,5 +11,6 @@ def test_it_trains_resumes_and_leaves_metrics(run_tool, tmp_path):
     iterations = [line["iteration"] for line in lines]
     assert iterations == sorted(set(iterations))
     assert lines[-1]["test/accuracy"] > 50  # a guess has 10
+    assert lines[-1]["lr"] < 0.001  # its schedule is that of the longer run
     assert "Resumed from" in (out / "log.txt").read_text()
     assert "Accuracy on the test set" in (out / "log.txt").read_text()
