@@ -14,8 +14,9 @@ from torch import nn
 from engine import hooks
 from engine.checkpoint import Checkpointer
 from engine.config import CfgNode, ConfigError, config_differences, track_reads, unread_keys
-from engine.data import DatasetCatalog, MetadataCatalog
+from engine.data import MetadataCatalog
 from engine.data.from_config import (
+    check_test_sets,
     members_of,
     test_loader_from_config,
     train_loader_from_config,
@@ -26,6 +27,7 @@ from engine.evaluation import (
     LanguageModelEvaluator,
     inference_on_dataset,
     print_csv_format,
+    read_results,
     results_table,
     verify_results,
     write_results,
@@ -149,8 +151,11 @@ class DefaultTrainer(TrainerBase):
         with claim(self.cfg.OUTPUT_DIR) if comm.is_main_process() else nullcontext():
             super().train(self.start_iter, self.max_iter)
         results = vars(self).get("last_eval_results", {})  # a constructor may be the user's own
+        if not (self.has_advanced or results):  # the run was complete, as after a restart
+            saved = read_results(os.path.join(self.cfg.OUTPUT_DIR, "results.json"))
+            results = _only_or_all(saved)
         # Evaluators may give their results to the main process only.
-        if comm.is_main_process() and self.has_advanced and not self.requeue:
+        if comm.is_main_process() and (self.has_advanced or results) and not self.requeue:
             verify_results(self.cfg, results)
         return results
 
@@ -316,7 +321,7 @@ class DefaultTrainer(TrainerBase):
             logger.info("Results:\n%s", results_table(results))
             if cfg.OUTPUT_DIR:
                 write_results(results, os.path.join(cfg.OUTPUT_DIR, "results.json"))
-        return next(iter(results.values())) if len(results) == 1 else results
+        return _only_or_all(results)
 
     @classmethod
     def load_weights(cls, cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
@@ -369,18 +374,8 @@ class DefaultTrainer(TrainerBase):
     def _refuse_unknown_test_sets(self, cfg: CfgNode) -> None:
         # Now, and not at the first evaluation. A test loader of the user's own knows its names.
         own_loader = type(self).build_test_loader.__func__  # type: ignore[attr-defined]
-        if own_loader is not DefaultTrainer.build_test_loader.__func__:  # type: ignore[attr-defined]
-            return
-        groups = cfg.DATASETS.TEST_GROUPS
-        if both := groups.keys() & {*cfg.DATASETS.VAL, *cfg.DATASETS.TEST}:
-            raise ConfigError(
-                f"DATASETS: {', '.join(sorted(both))} is a group of TEST_GROUPS, and in VAL or "
-                "TEST as well: groups are evaluated anyway, so leave it out there or rename it"
-            )
-        for name in (*cfg.DATASETS.VAL, *cfg.DATASETS.TEST, *groups):
-            for member in members_of(cfg, name):
-                if member not in DatasetCatalog:
-                    DatasetCatalog.get(member)  # raises, with the nearest name
+        if own_loader is DefaultTrainer.build_test_loader.__func__:  # type: ignore[attr-defined]
+            check_test_sets(cfg)
 
     @cached_property
     def _config_text(self) -> str:
@@ -423,6 +418,10 @@ class DefaultTrainer(TrainerBase):
         return hooks.BestCheckpointer(
             cfg.TEST.EVAL_PERIOD, self.checkpointer, cfg.CHECKPOINT.BEST_METRIC
         )
+
+
+def _only_or_all(results: dict[str, Any]) -> dict[str, Any]:
+    return next(iter(results.values())) if len(results) == 1 else results
 
 
 def _precision(name: str) -> torch.dtype:

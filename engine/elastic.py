@@ -88,6 +88,19 @@ class Job:
         """The file that says so of a process of this machine."""
         return Path(self.folder, f"returned_{local_rank}")
 
+    def started(self, local_rank: int) -> Path:
+        """The file with the pid of a process of this machine."""
+        return Path(self.folder, f"started_{local_rank}")
+
+    def find_silent(self, pids: set[int | None]) -> int | None:
+        """The rank of a process that has one of these pids, and that has not returned."""
+        for local_rank in range(self.num_processes):
+            started = self.started(local_rank)
+            pid = int(started.read_text() or 0) if started.exists() else 0
+            if pid in pids and not self.returned(local_rank).exists():
+                return self.machine_rank * self.num_processes + local_rank
+        return None
+
     def stop_with(self, code: int) -> None:
         draft = Path(self.folder, f"stop_{os.getpid()}")
         draft.write_text(str(code))
@@ -111,6 +124,7 @@ def run_processes(job: Job) -> list[Any]:
     meetings = 1 + job.max_restarts
     with ExitStack() as stack:
         stack.enter_context(_environment(job))
+        stack.enter_context(_quiet_resource_tracker())
         stack.enter_context(_passed_on_signals(job))
         stack.enter_context(FailureReports(job.folder, job.machine_rank * job.num_processes, tell))
         if job.num_machines > 1:
@@ -177,6 +191,7 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
     """Wait for the agent, and end what it waits for in vain."""
     lost: int | None = None
     deadline = math.inf
+    children: set[Any] = set()
     while not futures.wait([agent], timeout=0.5).done and time.monotonic() < deadline:
         if lost is not None and heartbeat.hears(lost):
             lost, deadline = None, math.inf
@@ -189,6 +204,15 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
             if job.machine_rank > 0:  # its agent may wait on the link too
                 patience = PATIENCE if processes else job.timeout.total_seconds()
                 deadline = time.monotonic() + patience
+        children.update(multiprocessing.active_children())
+        ended = {process.pid for process in children if process.exitcode == 0}
+        if (rank := job.find_silent(ended)) is not None:
+            # torch takes it for a good end, and waits for a result for ever.
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise LaunchError(
+                f"Rank {rank} ended with exit code 0 in the middle of its program, as os._exit does"
+            )
         if job.stop_code is not None and not multiprocessing.active_children():
             deadline = min(deadline, time.monotonic() + PATIENCE)
     if not agent.done() and job.stop_code is not None:
@@ -204,12 +228,12 @@ def _run_process(job: Job) -> Any:
     if job.stop_code is not None:
         return Exit(job.stop_code)
     local_rank = int(os.environ["LOCAL_RANK"])
+    _count_starts(job, local_rank)
     job.returned(local_rank).unlink(missing_ok=True)  # it may be one of before a restart
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     _handle_signals(_exit)
     result: Any = None
     try:
-        _count_starts(job)
         _join_group(job)
         result = job.main_func(*job.args)
     except SystemExit as end:
@@ -262,13 +286,13 @@ def _exit(number: int, _: Any) -> None:
     sys.exit(128 + number)
 
 
-def _count_starts(job: Job) -> None:
+def _count_starts(job: Job, local_rank: int) -> None:
     """Have every start but the first count: torch leaves out those for a machine that came back."""
-    started = Path(job.folder, f"started_{os.environ['LOCAL_RANK']}")
+    started = job.started(local_rank)
     if started.exists():
         count = max(1, int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(count)
-    started.touch()
+    started.write_text(str(os.getpid()))
 
 
 def _join_group(job: Job) -> None:
@@ -293,6 +317,16 @@ def _join_group(job: Job) -> None:
     comm.world_sockets = open_sockets() - others
     comm.create_local_process_group(job.num_processes)
     comm.synchronize()
+
+
+@contextmanager
+def _quiet_resource_tracker() -> Iterator[None]:
+    """Have Python not end with words about the semaphores of processes that were killed."""
+    sys.warnoptions.append("ignore:resource_tracker")  # it is started with these options
+    try:
+        yield
+    finally:
+        sys.warnoptions.remove("ignore:resource_tracker")
 
 
 @contextmanager

@@ -239,6 +239,8 @@ def test_other_results_than_expected_end_the_process_with_1(digits_cfg, log):
         train(cfg)
     assert exit_info.value.code == 1
     assert "Results are not as expected" in log.text
+    with pytest.raises(SystemExit):  # as after a restart
+        train(cfg, resume=True)
 
 
 def test_expected_results_without_any_evaluation_end_the_process_with_1(digits_cfg):

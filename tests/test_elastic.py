@@ -60,6 +60,12 @@ def fail_beside_a_thread() -> None:
     comm.synchronize()
 
 
+def leave_silently() -> None:
+    """Rank 1 ends as if all was well, and rank 0 returns."""
+    if comm.get_rank() == 1:
+        os._exit(0)
+
+
 def exit_early(code: int) -> None:
     os.write(1, b"called\n")  # in one piece
     sys.exit(code)
@@ -163,6 +169,14 @@ def test_the_error_shown_is_the_first_one_and_it_is_shown_once():
     assert errors.count("ZeroDivisionError: the error of rank 1") == 1
     assert "onnection" not in errors
     assert len(errors.splitlines()) < 25
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_without_a_word_is_named():
+    process = start("leave_silently")
+    _, errors = process.communicate(timeout=110)
+    assert process.returncode == 1
+    assert "Rank 1 ended with exit code 0 in the middle of its program" in errors.splitlines()[-1]
 
 
 @pytest.mark.slow

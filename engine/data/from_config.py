@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from engine.config import CfgNode
-from engine.data.catalog import get_dataset
+from engine.config import CfgNode, ConfigError
+from engine.data.catalog import DatasetCatalog, get_dataset
 from engine.data.loader import TRAIN_LOADER_REGISTRY, build_test_loader
 from engine.data.samplers import (
     SAMPLER_REGISTRY,
@@ -53,6 +53,21 @@ def members_of(cfg: CfgNode, dataset_name: str) -> list[str]:
     if not members:
         raise ValueError(f"the group {dataset_name!r} of DATASETS.TEST_GROUPS names no data set")
     return [members] if isinstance(members, str) else list(members)
+
+
+def check_test_sets(cfg: CfgNode) -> None:
+    """Refuse data sets of evaluations that are not in the catalog, and groups that have their
+    names."""
+    groups = cfg.DATASETS.TEST_GROUPS
+    if both := groups.keys() & {*cfg.DATASETS.VAL, *cfg.DATASETS.TEST}:
+        raise ConfigError(
+            f"DATASETS: {', '.join(sorted(both))} is a group of TEST_GROUPS, and in VAL or TEST as "
+            "well: groups are evaluated anyway, so leave it out there or rename it"
+        )
+    for name in (*cfg.DATASETS.VAL, *cfg.DATASETS.TEST, *groups):
+        for member in members_of(cfg, name):
+            if member not in DatasetCatalog:
+                DatasetCatalog.get(member)  # raises, with the nearest name
 
 
 def find_mapper(name: str) -> Callable[..., Any] | None:

@@ -12,6 +12,7 @@ from engine.evaluation.language_model import LanguageModelEvaluator, count_bigra
 from engine.evaluation.results import (
     flatten_results_dict,
     print_csv_format,
+    read_results,
     results_table,
     verify_results,
     write_results,
@@ -30,6 +31,7 @@ __all__ = [
     "inference_context",
     "inference_on_dataset",
     "print_csv_format",
+    "read_results",
     "results_table",
     "verify_results",
     "write_results",

@@ -49,6 +49,18 @@ def write_results(results: Mapping[str, Any], path: str) -> None:
     write_beside_a_run(path, lambda file: file.write(text.encode()))
 
 
+def read_results(path: str) -> dict[str, Any]:
+    """What `write_results` has written, or nothing, where there is no such file."""
+    if not os.path.isfile(path):
+        return {}
+
+    def with_nan(node: dict[str, Any]) -> dict[str, Any]:
+        return {name: math.nan if value is None else value for name, value in node.items()}
+
+    with open(path, encoding="utf-8") as file:
+        return json.load(file, object_hook=with_nan)
+
+
 def write_beside_a_run(path: str, write: Callable[[IO[bytes]], object]) -> None:
     """Have a file written whole; where a run trains, a disk that is full is a warning only."""
     try:

@@ -11,6 +11,7 @@ from engine.config import CfgNode, get_cfg
 from engine.evaluation import (
     flatten_results_dict,
     print_csv_format,
+    read_results,
     results_table,
     verify_results,
     write_results,
@@ -75,6 +76,9 @@ def test_json_takes_all_kinds_of_numbers_and_has_null_for_what_is_not_finite(tmp
     text = (tmp_path / "new/results.json").read_text()
     assert json.loads(text) == {"digits": {"accuracy": 0.5, "loss": None, "3": 360}}
     assert "360.0" not in text
+    read = read_results(f"{tmp_path}/new/results.json")["digits"]
+    assert (read["accuracy"], math.isnan(read["loss"])) == (0.5, True)
+    assert read_results(f"{tmp_path}/none.json") == {}
 
 
 def test_results_that_cannot_be_written_are_a_warning_while_a_run_trains(tmp_path, log):
