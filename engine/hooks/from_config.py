@@ -5,7 +5,7 @@ from typing import Any
 
 from engine import hooks
 from engine.config import CfgNode, ConfigError
-from engine.utils.registry import Registry, find
+from engine.utils.registry import Registry, find, locate
 
 HOOK_REGISTRY = Registry("HOOK")
 """Hooks that a config names in HOOKS, beside those of `engine.hooks`."""
@@ -16,7 +16,10 @@ for _name in hooks.__all__:
 
 
 def build_hook(settings: dict[str, Any]) -> hooks.HookBase:
-    """A hook from an entry of HOOKS: {NAME: EMAHook, START: 500, PRIORITY: NORMAL}."""
+    """A hook from an entry of HOOKS: {NAME: EMAHook, START: 500, PRIORITY: NORMAL}.
+
+    A function among its arguments is named by its import path: {…, DRAW: package.module:draw}.
+    """
     if not isinstance(settings, dict) or "NAME" not in settings:
         raise ConfigError(f"an entry of HOOKS is {{NAME: …, and arguments}}, got {settings!r}")
     arguments = {key.lower(): value for key, value in settings.items()}
@@ -29,6 +32,9 @@ def build_hook(settings: dict[str, Any]) -> hooks.HookBase:
         raise ConfigError(
             f"HOOKS: {settings['NAME']}: {error}; its arguments are {signature}"
         ) from error
+    for key, parameter in signature.parameters.items():
+        if "Callable" in str(parameter.annotation) and isinstance(arguments.get(key), str):
+            arguments[key] = locate(arguments[key])
     hook = hook_class(**arguments)
     if priority is not None:
         hook.priority = hooks.Priority.parse(priority)

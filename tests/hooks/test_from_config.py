@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from engine import hooks
 from engine.config import ConfigError, get_cfg
@@ -15,6 +16,13 @@ def test_an_entry_of_hooks_gives_name_arguments_and_priority():
     hook = build_hook({"NAME": "EMAHook", "DECAY": 0.5, "PRIORITY": "LOW"})
     assert isinstance(hook, hooks.EMAHook)
     assert hook.priority == hooks.Priority.LOW
+
+
+def test_a_function_is_named_by_its_path():
+    hook = build_hook({"NAME": "VisualizationHook", "DRAW": "torch:zeros_like", "PERIOD": 2})
+    assert hook._draw is torch.zeros_like
+    with pytest.raises(KeyError, match="torch:zeroslike"):
+        build_hook({"NAME": "VisualizationHook", "DRAW": "torch:zeroslike"})
 
 
 def test_profiled_steps_are_chosen_by_a_pair(tmp_path):
