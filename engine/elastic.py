@@ -246,14 +246,14 @@ def _run_process(job: Job) -> Any:
             os._exit(job.stop_code)
         elif end.code:
             _handle_signals(signal.SIG_DFL)
-            end_in_time()
+            _end_in_time()
             raise
     except KeyboardInterrupt:  # torch takes it for a good end, and waits for a result for ever
         sys.exit(128 + signal.SIGINT)
     except Exception:
         _handle_signals(signal.SIG_DFL)  # the agent sends one: no error of its own shall come of it
         time.sleep(3 * MONITOR)  # often the echo of another's death, which is to be found first
-        end_in_time()
+        _end_in_time()
         raise
     job.returned(local_rank).touch()
     if dist.is_initialized():
@@ -261,7 +261,7 @@ def _run_process(job: Job) -> Any:
     return result
 
 
-def end_in_time() -> None:
+def _end_in_time() -> None:
     """Have this process end though a thread of the user's own would keep it: others wait for it."""
     timer = threading.Timer(PATIENCE, os._exit, (1,))
     timer.daemon = True

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from engine.elastic import Exit, Job, LaunchError, end_in_time, run_processes
+from engine.elastic import Exit, Job, LaunchError, run_processes
 from engine.parallel import comm
 from engine.parallel.cluster import Place, find_place
 from engine.parallel.device import BACKENDS, check_count, set_current_device
@@ -119,11 +119,7 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
     dist.init_process_group(backend, init_method="env://", timeout=timeout)
     comm.create_local_process_group(place.local_size)
     comm.synchronize()
-    try:
-        result = record(main_func)(*args)  # torchrun's summary then has the traceback
-    except Exception:
-        end_in_time()
-        raise
+    result = record(main_func)(*args)  # torchrun's summary then has the traceback
     comm.leave_groups()
     return result
 
