@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from engine import launch
-from engine.launch import was_restarted
+from engine.launch import may_restart, was_restarted
 from engine.parallel import comm
 
 
@@ -224,3 +224,9 @@ def test_a_run_that_torchrun_has_restarted_knows_it(monkeypatch):
 
 if __name__ == "__main__":
     print(json.dumps(launch(work, 2, args=(sys.argv[1],))))
+
+
+def test_a_script_knows_whether_its_launcher_restarts_it(monkeypatch):
+    assert not may_restart()
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+    assert may_restart()

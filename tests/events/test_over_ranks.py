@@ -8,10 +8,13 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pytest
 
 from engine import HookBase, TrainerBase
 from engine.events import JSONWriter
+from engine.events.metric_vector import Reduced
+from engine.events.over_ranks import OverRanks
 from engine.hooks import PeriodicWriter, Priority
 from engine.parallel import comm
 
@@ -244,3 +247,13 @@ def test_a_rank_that_failed_is_not_waited_for(processes):
         "ZeroDivisionError",
     ]
     assert [line["iteration"] for line in processes[0]["failed"]] == [4]
+
+
+def test_a_step_that_is_long_as_it_waits_for_others_names_no_rank(log):
+    over_ranks = OverRanks({}, window=4)
+    over_ranks._hosts, over_ranks._times = ["first", "second"], ["time", "data_time"]
+    seconds = np.array([[[0.01] * 5, [0.05] * 5]] * 2)
+    counts = np.full((2, 5), 2.0)
+    over_ranks._look_for_slow_ranks(Reduced(seconds.max(1), counts, np.zeros(2), seconds))
+    assert "its data_time is 50.0 ms" in log.text
+    assert "its time is" not in log.text

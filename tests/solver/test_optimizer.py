@@ -183,6 +183,15 @@ def test_an_optimizer_that_knows_few_options_takes_its_own_state(kind):
     assert other.param_groups[0]["lr"] == 0.2
 
 
+def test_an_argument_of_a_base_config_can_be_taken_back(cfg, model):
+    cfg.SOLVER.OPTIMIZER.merge_from_list(["NAME", "Rprop"])
+    cfg.SOLVER.OPTIMIZER.fused = True
+    with pytest.raises(ValueError, match="Rprop has no argument 'fused'"):
+        build_optimizer(cfg, model)
+    cfg.SOLVER.OPTIMIZER.fused = None
+    assert isinstance(build_optimizer(cfg, model), torch.optim.Rprop)
+
+
 def test_how_to_compute_is_not_part_of_a_saved_state():
     weight = torch.nn.Parameter(torch.ones(2))
     other = torch.optim.SGD([weight], lr=0.3, fused=False)

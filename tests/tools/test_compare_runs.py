@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+from engine.checkpoint import Checkpointer
 from engine.events import EventStorage, TensorboardXWriter
 
 TOOL = Path(__file__).parents[2] / "tools" / "compare_runs.py"
@@ -54,6 +59,32 @@ def folders(tmp_path):
     torch.save({"model": {"w": torch.ones(2)}, "iteration": 9}, first / "model_final.pth")
     shutil.copytree(first, second)
     return first, second
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """Folders of two runs, each with a sharded checkpoint of a weight that is 1."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(model.weight)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    folders = tmp_path / "first", tmp_path / "second"
+    for folder in folders:
+        Checkpointer(model, folder).save("model_final")
+        (folder / "metrics.json").touch()
+    yield folders, model
+    dist.destroy_process_group()
+
+
+def test_folders_of_shards_are_compared_too(sharded):
+    folders, model = sharded
+    assert compare_runs["Comparison"](*folders).counts == {}
+    with torch.no_grad():
+        model.weight.neg_()
+    Checkpointer(model, folders[1]).save("model_final")
+    Checkpointer(model, folders[1]).save("model_best")
+    counts = compare_runs["Comparison"](*folders).counts
+    assert counts == {"bits that differ": 2, "checkpoints missing or left over": 1}
 
 
 def test_equal_folders_have_no_differences(folders):
