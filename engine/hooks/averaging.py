@@ -120,6 +120,9 @@ class EMAHook(HookBase):
         return {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
 
     def _update_average(self) -> None:
+        if not self._buffers:
+            self._update(list(self.average.values()), list(self._live.values()), self.count)
+            return
         # Sharded weights and whole buffers cannot be in one call.
         for kind in {type(average) for average in self.average.values()}:
             names = [name for name, average in self.average.items() if type(average) is kind]
