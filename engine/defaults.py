@@ -113,7 +113,7 @@ class DefaultTrainer(TrainerBase):
             "nonfinite": cfg.SOLVER.NONFINITE,
         }
         if cfg.SOLVER.AMP.ENABLED:
-            options["precision"] = _precision(cfg.SOLVER.AMP.PRECISION)
+            options["precision"] = getattr(torch, cfg.SOLVER.AMP.PRECISION)
             self._trainer: SimpleTrainer = AMPTrainer(model, data_loader, optimizer, **options)
         else:
             self._trainer = SimpleTrainer(model, data_loader, optimizer, **options)
@@ -422,9 +422,3 @@ class DefaultTrainer(TrainerBase):
 
 def _only_or_all(results: dict[str, Any]) -> dict[str, Any]:
     return next(iter(results.values())) if len(results) == 1 else results
-
-
-def _precision(name: str) -> torch.dtype:
-    if name not in ("float16", "bfloat16"):
-        raise ConfigError(f"SOLVER.AMP.PRECISION is {name!r}; expected 'float16' or 'bfloat16'")
-    return getattr(torch, name)

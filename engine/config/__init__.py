@@ -10,7 +10,7 @@ from engine.config.instantiate import instantiate
 from engine.config.node import CfgNode
 from engine.config.reads import track_reads, unread_keys
 from engine.config.template import config_template
-from engine.config.value_types import Length
+from engine.config.value_types import Length, OneOf, Within
 
 if TYPE_CHECKING:
     from engine.config.lazy import LazyCall, LazyConfig
@@ -21,6 +21,8 @@ __all__ = [
     "LazyCall",
     "LazyConfig",
     "Length",
+    "OneOf",
+    "Within",
     "config_differences",
     "config_template",
     "configurable",

@@ -4,7 +4,7 @@
 """
 
 from engine.config.node import CfgNode
-from engine.config.value_types import Length
+from engine.config.value_types import Length, OneOf, Within
 from engine.utils.periods import Period
 
 CN = CfgNode
@@ -22,9 +22,9 @@ _C.SEED = -1
 # Let cuDNN time its algorithms and choose: faster for inputs of one size, not repeatable.
 _C.CUDNN_BENCHMARK = False
 # Precision of float32 matrix products: "highest", "high" or "medium"; "" leaves torch's choice.
-_C.FLOAT32_PRECISION = ""
+_C.FLOAT32_PRECISION = OneOf("", "highest", "high", "medium")
 # CPU threads for each process; 0 leaves torch's choice.
-_C.THREADS = 0
+_C.THREADS = Within(0, low=0)
 # How often metrics go to the console and the files: iterations, "2 epoch" or "10 min".
 _C.LOG_PERIOD = Period(20)
 # How often a model draws pictures while it trains: iterations, "2 epoch", "10 min"; 0 is never.
@@ -69,44 +69,44 @@ _C.DATALOADER.MAPPER = ""
 # The same for test samples.
 _C.DATALOADER.TEST_MAPPER = ""
 # Worker processes for each training process; 0 loads in the training process itself.
-_C.DATALOADER.NUM_WORKERS = 4
+_C.DATALOADER.NUM_WORKERS = Within(4, low=0)
 # Batches that each worker prepares ahead.
-_C.DATALOADER.PREFETCH_FACTOR = 2
+_C.DATALOADER.PREFETCH_FACTOR = Within(2, low=1)
 # Load into page-locked memory: faster copies to a GPU.
 _C.DATALOADER.PIN_MEMORY = False
 # "TrainingSampler", "RandomSubsetTrainingSampler" or "RepeatFactorTrainingSampler".
 _C.DATALOADER.SAMPLER_TRAIN = "TrainingSampler"
 # Share of the data that RandomSubsetTrainingSampler draws, above 0 and at most 1.
-_C.DATALOADER.RANDOM_SUBSET_RATIO = 1.0
+_C.DATALOADER.RANDOM_SUBSET_RATIO = Within(1.0, low=0, high=1)
 # Categories in a smaller share of the samples than this are repeated (RepeatFactorTrainingSampler).
 _C.DATALOADER.REPEAT_THRESHOLD = 0.0
 # Repeat by the square root of the factor rather than by the factor.
 _C.DATALOADER.REPEAT_SQRT = True
 # Passes over the data that make one epoch.
-_C.DATALOADER.NUM_FOLDS = 1
+_C.DATALOADER.NUM_FOLDS = Within(1, low=1)
 
 # Optimization.
 _C.SOLVER = CN()
 # Length of training: iterations, or "90 epoch".
 _C.SOLVER.MAX_ITER = Length(40000)
 # Samples in a batch over all processes; must divide by their number.
-_C.SOLVER.IMS_PER_BATCH = 16
+_C.SOLVER.IMS_PER_BATCH = Within(16, low=1)
 # Batches whose gradients make one step; one iteration is one step.
-_C.SOLVER.ACCUMULATE = 1
+_C.SOLVER.ACCUMULATE = Within(1, low=1)
 # How often to save a checkpoint: iterations, "2 epoch" or "10 min".
 _C.SOLVER.CHECKPOINT_PERIOD = Period(5000)
 # Processes that the numbers here are meant for: with another number, batch size and learning rate
 # are scaled up and lengths down by it; 0 leaves them as they are.
-_C.SOLVER.REFERENCE_WORLD_SIZE = 0
+_C.SOLVER.REFERENCE_WORLD_SIZE = Within(0, low=0)
 # What a loss that is not finite does: "raise" ends the run, "skip" leaves out the step, "ignore".
-_C.SOLVER.NONFINITE = "raise"
+_C.SOLVER.NONFINITE = OneOf("raise", "skip", "ignore")
 
 # The optimizer: NAME, and any of its arguments in lower case: {NAME: AdamW, betas: [0.9, 0.95]}.
 _C.SOLVER.OPTIMIZER = CN(new_allowed=True)
 # Any class of torch.optim.
 _C.SOLVER.OPTIMIZER.NAME = "SGD"
 # Learning rate at the schedule's full height.
-_C.SOLVER.BASE_LR = 0.001
+_C.SOLVER.BASE_LR = Within(0.001, low=0)
 # Momentum of SGD; other optimizers take theirs from OPTIMIZER.
 _C.SOLVER.MOMENTUM = 0.9
 # Nesterov momentum for SGD.
@@ -135,7 +135,7 @@ _C.SOLVER.LAYER_DECAY.RATE = 0.9
 # Spread the layers over so many; 0: as many as are found.
 _C.SOLVER.LAYER_DECAY.NUM_LAYERS = 0
 # "layer_wise", or "stage_wise": one factor for all blocks of a stage.
-_C.SOLVER.LAYER_DECAY.TYPE = "layer_wise"
+_C.SOLVER.LAYER_DECAY.TYPE = OneOf("layer_wise", "stage_wise")
 # Only under this module ("backbone"); the rest has factor 1.
 _C.SOLVER.LAYER_DECAY.PREFIX = ""
 # Regular expression that ends at a layer's number; "" knows the usual names.
@@ -159,7 +159,7 @@ _C.SOLVER.POWER = 0.9
 # Length of the warm-up: iterations, or "2 epoch"; 0 for none.
 _C.SOLVER.WARMUP_ITERS = Length(1000)
 # "linear" or "constant".
-_C.SOLVER.WARMUP_METHOD = "linear"
+_C.SOLVER.WARMUP_METHOD = OneOf("linear", "constant")
 # The warm-up starts at this times the schedule's first value.
 _C.SOLVER.WARMUP_FACTOR = 0.001
 # Or at this learning rate (for a group with a multiplier, times that); null: by WARMUP_FACTOR.
@@ -185,7 +185,7 @@ _C.SOLVER.MOMENTUM_SCHEDULE.WARMUP_FACTOR = 1.0
 # Length of the warm-up: iterations, or "2 epoch"; 0 for none.
 _C.SOLVER.MOMENTUM_SCHEDULE.WARMUP_ITERS = Length(0)
 # "linear" or "constant".
-_C.SOLVER.MOMENTUM_SCHEDULE.WARMUP_METHOD = "linear"
+_C.SOLVER.MOMENTUM_SCHEDULE.WARMUP_METHOD = OneOf("linear", "constant")
 # As SOLVER.RESCALE_INTERVAL.
 _C.SOLVER.MOMENTUM_SCHEDULE.RESCALE_INTERVAL = False
 
@@ -194,25 +194,25 @@ _C.SOLVER.CLIP_GRADIENTS = CN()
 # Switch it on.
 _C.SOLVER.CLIP_GRADIENTS.ENABLED = False
 # "value", "norm", or "full_model": the norm of the whole model, whatever SCOPE says.
-_C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = "value"
+_C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = OneOf("value", "norm", "full_model")
 # The largest element, or the largest norm.
 _C.SOLVER.CLIP_GRADIENTS.CLIP_VALUE = 1.0
 # Order of the norm; .inf is the largest element.
 _C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
 # What shares one norm: "model", "group" or "parameter".
-_C.SOLVER.CLIP_GRADIENTS.SCOPE = "model"
+_C.SOLVER.CLIP_GRADIENTS.SCOPE = OneOf("model", "group", "parameter")
 
 # Mixed precision.
 _C.SOLVER.AMP = CN()
 # Switch it on.
 _C.SOLVER.AMP.ENABLED = False
 # "float16" or "bfloat16".
-_C.SOLVER.AMP.PRECISION = "float16"
+_C.SOLVER.AMP.PRECISION = OneOf("float16", "bfloat16")
 
 # Checkpoints; SOLVER.CHECKPOINT_PERIOD says how often.
 _C.CHECKPOINT = CN()
 # Periodic checkpoints that are kept, the newest ones; 0 keeps all.
-_C.CHECKPOINT.KEEP_LAST = 0
+_C.CHECKPOINT.KEEP_LAST = Within(0, low=0)
 # Also keep the best by this metric: "+accuracy" for the highest, "-loss" for the lowest; "" is off.
 _C.CHECKPOINT.BEST_METRIC = ""
 # Write checkpoints while training goes on; takes memory for a copy of the state, at times two.
@@ -225,7 +225,7 @@ _C.TEST = CN()
 # How often to evaluate: iterations, "2 epoch" or "10 min"; 0 is at the end only.
 _C.TEST.EVAL_PERIOD = Period(0)
 # Samples in a batch, on each process.
-_C.TEST.BATCH_SIZE = 64
+_C.TEST.BATCH_SIZE = Within(64, low=1)
 # Store the raw predictions with the results.
 _C.TEST.SAVE_PREDICTIONS = False
 # Results that must come out, each [task, metric, value, tolerance], with the data set in front
@@ -236,14 +236,14 @@ _C.TEST.PRECISE_BN = CN()
 # Switch it on.
 _C.TEST.PRECISE_BN.ENABLED = False
 # Training batches that the statistics are taken from.
-_C.TEST.PRECISE_BN.NUM_ITER = 200
+_C.TEST.PRECISE_BN.NUM_ITER = Within(200, low=1)
 
 # Exponential moving average of the weights, which evaluations then use.
 _C.EMA = CN()
 # Switch it on.
 _C.EMA.ENABLED = False
 # Share of the old average in the new one.
-_C.EMA.DECAY = 0.999
+_C.EMA.DECAY = Within(0.999, low=0, high=1)
 # When the average starts: after so many iterations, or "2 epoch".
 _C.EMA.START = Length(0)
 # How often the average is updated: iterations, "2 epoch" or "10 min".
@@ -256,15 +256,15 @@ _C.EARLY_STOPPING = CN()
 # "+accuracy" if higher is better, "-loss" if lower is; "" is off.
 _C.EARLY_STOPPING.METRIC = ""
 # Evaluations without improvement before the run stops.
-_C.EARLY_STOPPING.PATIENCE = 5
+_C.EARLY_STOPPING.PATIENCE = Within(5, low=1)
 # The least change that counts as one.
-_C.EARLY_STOPPING.MIN_DELTA = 0.0
+_C.EARLY_STOPPING.MIN_DELTA = Within(0.0, low=0)
 
 # How the model is spread over processes.
 _C.PARALLEL = CN()
 # "ddp": each process holds the whole model. "fsdp": each holds a part of every weight. "none": each
 # trains a model of its own. With one process all are the same.
-_C.PARALLEL.STRATEGY = "ddp"
+_C.PARALLEL.STRATEGY = OneOf("ddp", "fsdp", "none")
 # Batch norm takes its statistics over all processes; needs an accelerator.
 _C.PARALLEL.SYNC_BN = False
 # Arguments of torch's DistributedDataParallel.
@@ -278,7 +278,7 @@ _C.PARALLEL.DDP.STATIC_GRAPH = False
 # Gradients live in DDP's buckets: saves memory.
 _C.PARALLEL.DDP.GRADIENT_AS_BUCKET_VIEW = False
 # Send gradients as "fp16" or "bf16"; "none" sends them as they are.
-_C.PARALLEL.DDP.COMPRESSION = "none"
+_C.PARALLEL.DDP.COMPRESSION = OneOf("none", "fp16", "bf16")
 # Arguments of torch's fully_shard.
 _C.PARALLEL.FSDP = CN()
 # Classes of modules that are sharded one by one, such as [TransformerBlock]; the rest is as one.

@@ -9,9 +9,8 @@ from fvcore.common.config import CfgNode as _CfgNode
 
 from engine.config.errors import ConfigError, nearest_keys
 from engine.config.files import read_layers
-from engine.config.value_types import Length, fit, read_text
+from engine.config.value_types import MARKS, fit, read_text
 from engine.config.yaml_text import dump_yaml, is_plain, load_yaml
-from engine.utils.periods import Period
 from engine.utils.suggest import did_you_mean
 
 DEFAULTS = "__defaults__"
@@ -32,7 +31,7 @@ class CfgNode(_CfgNode):
         new_allowed: bool = False,
     ) -> None:
         super().__init__(init_dict, key_list, new_allowed)
-        self.__dict__[DEFAULTS] = {}  # of keys merged into, and of periods and lengths
+        self.__dict__[DEFAULTS] = {}  # of keys merged into, and those with marks
         self.__dict__[READS] = None  # a ReadKeys once reads are tracked
 
     def merge_from_file(self, cfg_filename: str | os.PathLike[str]) -> None:
@@ -103,7 +102,7 @@ class CfgNode(_CfgNode):
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("COMPUTED_"):
             self._refuse_if_frozen(f"set {name} to {value!r}")
-        if isinstance(value, Period | Length):
+        if isinstance(value, MARKS):
             self.__dict__[DEFAULTS][name] = value
             value = value.spec
         if isinstance(value, dict) and not isinstance(value, CfgNode):

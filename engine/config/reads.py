@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from engine.config.node import DEFAULTS, READS, CfgNode
-from engine.config.value_types import Length
-from engine.utils.periods import Period
+from engine.config.value_types import MARKS
 
 
 class ReadKeys(set[str]):
@@ -54,5 +53,5 @@ def _changed(node: CfgNode, key: str) -> bool:
     if key not in defaults:
         return False
     default = defaults[key]
-    default = default.spec if isinstance(default, Period | Length) else default
+    default = default.spec if isinstance(default, MARKS) else default
     return dict.get(node, key) != default

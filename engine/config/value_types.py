@@ -1,5 +1,6 @@
 """What type a value must have: that of the key's default, after the conversions people expect."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,26 @@ class Length:
     spec: int | str
 
 
+class OneOf:
+    """Marks a default as one of a few values, of which it is the first: `OneOf("ddp", "fsdp")`."""
+
+    def __init__(self, *values: str) -> None:
+        self.values = values
+        self.spec = values[0]
+
+
+@dataclass(frozen=True)
+class Within:
+    """Marks a default as a number with bounds: `Within(1, low=1)` accepts 1, 2, 3, …"""
+
+    spec: float
+    low: float = -math.inf
+    high: float = math.inf
+
+
+MARKS = (Period, Length, OneOf, Within)  # each has the default itself as its `spec`
+
+
 def fit(value: Any, default: Any) -> Any:
     """`value` as the type of `default`, or a TypeError that says what was expected.
 
@@ -30,6 +51,10 @@ def fit(value: Any, default: Any) -> Any:
         return _fit_period(value)
     if isinstance(default, Length):
         return _fit_length(value)
+    if isinstance(default, OneOf):
+        return _fit_one(value, default)
+    if isinstance(default, Within):
+        return _fit_bounds(fit(value, default.spec), default)
     if isinstance(value, str) and default is not None and not isinstance(default, str):
         value = parse_value(value)
     if not is_plain(value) and not isinstance(value, dict):
@@ -45,6 +70,7 @@ def fit(value: Any, default: Any) -> Any:
 
 def read_text(text: str, default: Any) -> Any:
     """What text typed on a command line means for a key with this default."""
+    default = default.spec if isinstance(default, OneOf) else default
     if not isinstance(default, str):
         return parse_value(text)
     value = parse_literal(text)  # 'None' and quoted text; anything else is text as it stands
@@ -63,6 +89,19 @@ def _fit_length(value: Any) -> Any:
     if type(value) is int or (isinstance(value, str) and _LENGTH.fullmatch(value)):
         return value
     raise TypeError('expected a length: 500 (iterations) or "2 epoch"')
+
+
+def _fit_one(value: Any, default: OneOf) -> Any:
+    if value in default.values:
+        return value
+    raise TypeError(f"expected one of {', '.join(map(repr, default.values))}")
+
+
+def _fit_bounds(value: Any, default: Within) -> Any:
+    low, high = default.low, default.high
+    if value is not None and low <= value <= high:
+        return value
+    raise TypeError(f"expected {low} or more" + ("" if high == math.inf else f", at most {high}"))
 
 
 def _describe(default: Any) -> str:

@@ -47,9 +47,9 @@ def to_iterations(length: int | str, epoch_length: float | None = None) -> int:
         return int(length)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:ep|epoch)s?\s*", length)
     if not found:
-        raise ValueError(f"expected a number of iterations or '2 epoch', got {length!r}")
+        raise ConfigError(f"expected a number of iterations or '2 epoch', got {length!r}")
     if epoch_length is None:
-        raise ValueError(
+        raise ConfigError(
             f"{length!r} needs the length of an epoch, which is not known here: "
             "give iterations, or pass epoch_length"
         )
@@ -114,7 +114,7 @@ class _Settings:
         """The steps that come before the end of the run."""
         steps = [to_iterations(step, self.epoch_length) for step in self.node.STEPS]
         if [0, *steps] != sorted({0, *steps}):
-            raise ValueError(f"STEPS must be above 0 and rise, got {steps}")
+            raise ConfigError(f"STEPS must be above 0 and rise, got {steps}")
         kept = [step for step in steps if step < self.max_iter]
         if len(kept) < len(steps):
             message = "STEPS %s have no effect: the run ends at iteration %d"
@@ -124,7 +124,7 @@ class _Settings:
     def _share_of_base_lr(self, key: str) -> float:
         lr, base_lr = self.node[key], self.node.BASE_LR
         if not (lr == 0 or 0 < lr <= base_lr):
-            raise ValueError(f"SOLVER.{key} must be from 0 to BASE_LR ({base_lr}), got {lr}")
+            raise ConfigError(f"SOLVER.{key} must be from 0 to BASE_LR ({base_lr}), got {lr}")
         return lr / base_lr if lr else 0.0
 
 

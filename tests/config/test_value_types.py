@@ -1,6 +1,6 @@
 import pytest
 
-from engine.config.value_types import Length, fit, read_text
+from engine.config.value_types import Length, OneOf, Within, fit, read_text
 from engine.utils.periods import Period
 
 
@@ -22,6 +22,9 @@ from engine.utils.periods import Period
         (500, Length("2 epoch"), 500),
         ("0.5 epoch", Length(500), "0.5 epoch"),
         ("500", Length(20), "500"),
+        ("skip", OneOf("raise", "skip"), "skip"),
+        ("4", Within(1, low=1), 4),
+        (1, Within(0.9, low=0, high=1), 1.0),
     ],
 )
 def test_a_value_takes_the_type_of_the_default(value, default, fitted):
@@ -49,6 +52,12 @@ def test_a_value_takes_the_type_of_the_default(value, default, fitted):
         (None, Period(20), "a period"),
         ("10 min", Length(20), 'a length: 500 .iterations. or "2 epoch"'),
         (1.5, Length(20), "a length"),
+        ("skp", OneOf("raise", "skip"), "one of 'raise', 'skip'"),
+        (None, OneOf("raise", "skip"), "one of"),
+        (0, Within(1, low=1), "1 or more$"),
+        (1.5, Within(1, low=1), "a whole number"),
+        (1.1, Within(0.9, low=0, high=1), "0 or more, at most 1"),
+        (float("nan"), Within(0.9, low=0, high=1), "0 or more, at most 1"),
     ],
 )
 def test_any_other_type_is_refused_with_what_was_expected(value, default, expected):

@@ -187,6 +187,12 @@ def test_a_mistyped_key_is_one_message_and_exit_code_1(start_tool, config, tmp_p
         (["DATASETS.TRAIN=[digit_train]"], ["'digit_train'; did you mean digits_train"]),
         (["SOLVER.OPTIMIZER.NAME=AdamWW"], ["'AdamWW'; did you mean AdamW"]),
         (["SOLVER.LR_SCHEDULER_NAME=WarmupCosine"], ["did you mean WarmupCosineLR"]),
+        (["SOLVER.NONFINITE=skp"], ["SOLVER.NONFINITE is 'skp'", "'raise', 'skip', 'ignore'"]),
+        (["PARALLEL.STRATEGY=DDP"], ["PARALLEL.STRATEGY is 'DDP'", "'ddp', 'fsdp', 'none'"]),
+        (["FLOAT32_PRECISION=hi"], ["FLOAT32_PRECISION is 'hi'", "'highest', 'high'"]),
+        (["SOLVER.ACCUMULATE=0"], ["SOLVER.ACCUMULATE is 0", "1 or more"]),
+        (["EMA.DECAY=1.5"], ["EMA.DECAY is 1.5", "0 or more, at most 1"]),
+        (["SOLVER.LR_SCHEDULER_NAME=WarmupMultiStepLR", "SOLVER.STEPS=[4, 2]"], ["STEPS must"]),
         (["TRAINER=nowhere:Trainer"], ["cannot locate 'nowhere:Trainer'"]),
     ],
 )
