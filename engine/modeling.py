@@ -38,7 +38,11 @@ def load_weights(cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
     checkpoint; their average where EMA is on."""
     loaded = Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(cfg.MODEL.WEIGHTS, resume=resume)
     hook_states = loaded.get("trainer", {}).get("hooks", {})
-    is_averaged = cfg.EMA.ENABLED or "EMAHook" in str(cfg.HOOKS)
-    if is_averaged and hook_states.get("EMAHook", {}).get("average"):
-        model.load_state_dict(hook_states["EMAHook"]["average"], strict=False)
+    average = hook_states.get("EMAHook", {}).get("average")
+    if average and (cfg.EMA.ENABLED or "EMAHook" in str(cfg.HOOKS)):
+        model.load_state_dict(average, strict=False)
         logger.info("The averaged weights are used, as in evaluations while training (EMAHook)")
+    elif average:
+        logger.warning(
+            "The checkpoint has averaged weights too (EMAHook): set EMA.ENABLED to evaluate them"
+        )

@@ -130,7 +130,10 @@ def default_setup(cfg: Any, args: Any) -> None:
         with PathManager.open(args.config_file) as file:
             logger.info("Contents of %s:\n%s", args.config_file, file.read())
     if comm.is_main_process() and output_dir:
-        _write_down(cfg, output_dir)
+        is_of_a_run = PathManager.exists(os.path.join(output_dir, "config.yaml"))
+        if not (getattr(args, "eval_only", False) and is_of_a_run):  # its files stay as they are
+            _write_settings(cfg, output_dir)
+        _write_down_start(output_dir)
     seed = _get(cfg, "SEED", "seed", -1)
     seed_all_rng(None if seed < 0 else seed + rank)
     if not getattr(args, "eval_only", False):
@@ -212,8 +215,8 @@ def _make_writable(folder: str) -> None:
         ) from error
 
 
-def _write_down(cfg: Any, output_dir: str) -> None:
-    """The full config, the environment, the command line and the state of the code."""
+def _write_settings(cfg: Any, output_dir: str) -> None:
+    """The full config and the environment."""
     if isinstance(cfg, CfgNode):
         _write(os.path.join(output_dir, "config.yaml"), cfg.dump())
     else:
@@ -224,6 +227,10 @@ def _write_down(cfg: Any, output_dir: str) -> None:
         except ValueError as error:
             logger.warning("config.yaml is not written: %s", error)
     _write(os.path.join(output_dir, "environment.txt"), collect_env_info())
+
+
+def _write_down_start(output_dir: str) -> None:
+    """The command line and the state of the code."""
     with open(os.path.join(output_dir, "command.txt"), "a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n")
     folder = os.path.join(output_dir, f"code_{time.strftime('%Y%m%d_%H%M%S')}")

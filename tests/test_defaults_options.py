@@ -23,7 +23,7 @@ def test_amp_runs_in_bfloat16(digits_cfg):
 
 
 def test_an_unknown_precision_is_refused(digits_cfg):
-    with pytest.raises(ConfigError, match="PRECISION is 'bf16'.*one of 'float16', 'bfloat16'"):
+    with pytest.raises(ConfigError, match=r"PRECISION is 'bf16'.*one of 'float16', 'bfloat16'"):
         DefaultTrainer(digits_cfg("SOLVER.AMP.ENABLED", True, "SOLVER.AMP.PRECISION", "bf16"))
 
 

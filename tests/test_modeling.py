@@ -86,7 +86,7 @@ def test_weights_come_from_the_file_or_from_the_run(digits_cfg, tmp_path):
     assert first_weight(resume=True) == 2.0
 
 
-def test_averaged_weights_are_used_where_the_config_says_so(digits_cfg, tmp_path):
+def test_averaged_weights_are_used_where_the_config_says_so(digits_cfg, tmp_path, caplog):
     def first_weight(*options):
         cfg = digits_cfg("MODEL.WEIGHTS", str(tmp_path / "m.pth"), *options)
         model = build_model(cfg)
@@ -99,7 +99,9 @@ def test_averaged_weights_are_used_where_the_config_says_so(digits_cfg, tmp_path
     torch.save({"model": weights, "trainer": states}, tmp_path / "m.pth")
     assert first_weight("EMA.ENABLED", True) == 5.0
     assert first_weight("HOOKS", "[{NAME: EMAHook, DECAY: 0.5}]") == 5.0
+    assert "set EMA.ENABLED" not in caplog.text
     assert first_weight() == next(iter(weights.values())).flatten()[0]
+    assert "has averaged weights too (EMAHook): set EMA.ENABLED to evaluate them" in caplog.text
 
 
 def test_a_missing_file_of_weights_is_named(digits_cfg, tmp_path):

@@ -29,6 +29,7 @@ from benchmark import (
     row_of_steps,
 )
 from fvcore.common.param_scheduler import CosineParamScheduler
+from torch.nn.parallel import DistributedDataParallel
 
 from engine import SimpleTrainer, get_event_storage, hooks, launch
 from engine.parallel import comm
@@ -65,7 +66,7 @@ def train(size: str, blocks: int, metrics: int, *extra: hooks.HookBase) -> None:
 def bare_block(size: str, flags: JointFlags | None = None) -> Callable[[], None]:
     """A function that runs a block of steps of the plainest loop, and asks for flags in each."""
     model, batches, optimizer = make_parts(size, logs=False)
-    wrapped = create_ddp_model(model)
+    wrapped = DistributedDataParallel(model)
     place = 0
 
     def run() -> None:

@@ -275,8 +275,8 @@ _C.PARALLEL.DDP.BROADCAST_BUFFERS = False
 _C.PARALLEL.DDP.FIND_UNUSED_PARAMETERS = False
 # The same parameters take part in each step: lets DDP save work.
 _C.PARALLEL.DDP.STATIC_GRAPH = False
-# Gradients live in DDP's buckets: saves memory.
-_C.PARALLEL.DDP.GRADIENT_AS_BUCKET_VIEW = False
+# Gradients live in the buckets that DDP sends: saves their copies, in memory and in each step.
+_C.PARALLEL.DDP.GRADIENT_AS_BUCKET_VIEW = True
 # Send gradients as "fp16" or "bf16"; "none" sends them as they are.
 _C.PARALLEL.DDP.COMPRESSION = OneOf("none", "fp16", "bf16")
 # Arguments of torch's fully_shard.

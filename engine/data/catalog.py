@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ChainDataset, ConcatDataset, IterableDataset
 
 from engine.data.dataset import DatasetFromList
 from engine.utils.registry import UnknownNameError
@@ -119,6 +119,8 @@ def get_dataset(names: str | Sequence[str]) -> Any:
     parts = [get_dataset(name) for name in names]
     if len(parts) == 1:
         return parts[0]
+    if all(isinstance(part, IterableDataset) for part in parts):
+        return ChainDataset(parts)
     return ConcatDataset(
         [DatasetFromList(part) if isinstance(part, list) else part for part in parts]
     )

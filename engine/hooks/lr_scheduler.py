@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from fvcore.common.param_scheduler import ParamScheduler
 from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from engine.hooks.base import HookBase, Priority
 from engine.solver.lr_scheduler import LRMultiplier
@@ -38,6 +39,11 @@ class LRScheduler(HookBase):
                 self.scheduler,
                 self.trainer.max_iter,
                 last_iter=self.trainer.iter - 1,
+            )
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            raise TypeError(
+                "LRScheduler steps a schedule after each step of training; ReduceLROnPlateau wants "
+                "a metric: step it in the after_eval(results) of a hook of your own"
             )
         self._shown_group = self.get_best_param_group_id(self._optimizer)
         self._step = self.scheduler.step

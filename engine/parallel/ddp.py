@@ -22,8 +22,9 @@ def create_ddp_model(
 ) -> nn.Module:
     """The model in DistributedDataParallel; the model itself in a run of one process.
 
-    `kwargs` are those of DistributedDataParallel. Gradients are sent as float16 or bfloat16 where
-    `compression` says so; `fp16_compression` is detectron2's name for the first.
+    `kwargs` are those of DistributedDataParallel, of which `gradient_as_bucket_view` is on unless
+    given: gradients need no copies then. They are sent as float16 or bfloat16 where `compression`
+    says so; `fp16_compression` is detectron2's name for the first.
     """
     if fp16_compression:
         compression = "fp16"
@@ -45,7 +46,7 @@ def create_ddp_model(
             kwargs["forward_sync_buffers"] = kwargs.pop("broadcast_buffers")
     else:
         comm.copy_from_rank_0(dict(model.named_buffers()))
-    wrapped = DistributedDataParallel(model, **kwargs)
+    wrapped = DistributedDataParallel(model, **{"gradient_as_bucket_view": True, **kwargs})
     if compression != "none":
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 

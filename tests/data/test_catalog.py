@@ -1,8 +1,9 @@
 import copy
 import pickle
+from functools import partial
 
 import pytest
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, IterableDataset
 
 from engine.data import (
     DatasetCatalog,
@@ -56,6 +57,24 @@ def test_several_data_sets_become_one(numbers):
     assert get_dataset("numbers_test") == get_dataset(["numbers_test"]) == [3]
     with pytest.raises(ValueError, match="no data set is named"):
         get_dataset([])
+
+
+class Stream(IterableDataset):
+    def __init__(self, samples: list) -> None:
+        self.samples = samples
+
+    def __iter__(self):
+        return iter(self.samples)
+
+
+def test_iterable_data_sets_follow_each_other():
+    for name, samples in {"first": [1, 2], "second": [3]}.items():
+        DatasetCatalog.register(name, partial(Stream, samples))
+    try:
+        assert list(get_dataset(["first", "second"])) == [1, 2, 3]
+    finally:
+        DatasetCatalog.remove("first")
+        DatasetCatalog.remove("second")
 
 
 @pytest.fixture

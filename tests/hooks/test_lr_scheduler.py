@@ -38,6 +38,14 @@ def test_a_schedule_of_torch_is_stepped_after_each_step(model, batches):
     assert trainer.storage.smoothing_hints()["lr"] is False
 
 
+def test_a_schedule_that_wants_a_metric_is_refused_with_the_way_to_use_it(model, batches):
+    trainer = make_trainer(model, batches)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
+    trainer.register_hooks([LRScheduler(scheduler=plateau)])
+    with pytest.raises(TypeError, match=r"ReduceLROnPlateau.*in the after_eval\(results\)"):
+        trainer.train(0, 1)
+
+
 def test_a_param_scheduler_is_a_curve_over_the_whole_run(model, batches):
     trainer = make_trainer(model, batches, lr=0.01)
     curve = MultiStepParamScheduler([1, 0.1], milestones=[1, 2])

@@ -15,7 +15,7 @@ def work(rank: int, folder: Path) -> dict:
         "plain": {},
         "fp16": {"compression": "fp16"},
         "detectron2's fp16": {"fp16_compression": True},
-        "option": {"find_unused_parameters": True},
+        "option": {"find_unused_parameters": True, "gradient_as_bucket_view": False},
     }.items():
         torch.manual_seed(rank)  # DDP gives all ranks the weights of rank 0
         model = create_ddp_model(nn.Linear(1, 1, bias=False), **options)
@@ -24,6 +24,7 @@ def work(rank: int, folder: Path) -> dict:
         model.zero_grad()
         model(torch.tensor([[1 / 3]])).sum().backward()
         seen[f"{name} third"] = model.module.weight.grad.item()
+        seen[f"{name} copies gradients"] = not model.gradient_as_bucket_view
         seen[f"{name} type"] = type(model).__name__, model.find_unused_parameters
     static = create_ddp_model(nn.Linear(1, 1, bias=False), static_graph=True)
     with no_gradient_sync(static):
@@ -71,6 +72,12 @@ def test_gradients_of_the_cpu_cannot_be_sent_as_bfloat16(processes):
 @pytest.mark.slow
 def test_further_arguments_are_those_of_ddp(processes):
     assert processes[0]["option type"] == ["DistributedDataParallel", True]
+    assert processes[0]["option copies gradients"]
+
+
+@pytest.mark.slow
+def test_gradients_are_not_copied_unless_asked_for(processes):
+    assert not processes[0]["plain copies gradients"]
 
 
 def test_a_static_graph_can_be_run_twice_in_a_step(processes):

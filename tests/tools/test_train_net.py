@@ -91,6 +91,14 @@ def test_eval_only_gives_the_results_of_the_run(train_net, tmp_path):
     assert f"Resumed from {tmp_path / 'out' / 'model_final.pth'}" in text
 
 
+def test_the_config_of_a_run_stays_when_it_is_evaluated_with_other_settings(train_net, tmp_path):
+    train_net("SOLVER.MAX_ITER", "1")
+    saved = (tmp_path / "out" / "config.yaml").read_text()
+    train_net("--eval-only", "--resume", "TEST.BATCH_SIZE", "7")
+    assert (tmp_path / "out" / "config.yaml").read_text() == saved
+    assert len((tmp_path / "out" / "command.txt").read_text().splitlines()) == 2
+
+
 def test_resume_after_overrides_continues_the_run(train_net, run_tool, config, tmp_path):
     straight = tmp_path / "straight"
     run_tool("train_net.py", "--config-file", config, f"OUTPUT_DIR={straight}")
