@@ -109,14 +109,12 @@ class HistoryBuffer:
         return count
 
     def since(self, count: int) -> Column:
-        """The kept values after the first `count` ever added."""
-        self._catch_up()
+        """The kept values after the first `count` ever added. It does not `catch_up`."""
         start = max(count - self._evicted, 0)
         return Column(self._values[start:], self._iterations[start:])
 
     def replace_last(self, count: int, column: Column) -> None:
-        """Put others in the place of the last `count` values."""
-        self._catch_up()
+        """Put others in the place of the last `count` values. It does not `catch_up`."""
         start = len(self._values) - count
         summed = self._summed - self._evicted - start
         if summed > 0:
