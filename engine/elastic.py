@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -68,6 +68,8 @@ class Job:
     max_restarts: int
     folder: str
     """An empty one, for what this machine's processes tell each other."""
+    start_method: str = field(default_factory=multiprocessing.get_start_method)
+    """How they start theirs, such as data workers: as any program of the user's does."""
 
     @property
     def stop_code(self) -> int | None:
@@ -92,12 +94,16 @@ class Job:
         """The file with the pid of a process of this machine."""
         return Path(self.folder, f"started_{local_rank}")
 
-    def find_silent(self, pids: set[int | None]) -> int | None:
-        """The rank of a process that has one of these pids, and that has not returned."""
-        for local_rank in range(self.num_processes):
-            started = self.started(local_rank)
-            pid = int(started.read_text() or 0) if started.exists() else 0
-            if pid in pids and not self.returned(local_rank).exists():
+    def pids(self) -> dict[int, int]:
+        """By local rank, the pids of the processes of this machine that have begun."""
+        files = {local: self.started(local) for local in range(self.num_processes)}
+        texts = {local: file.read_text() for local, file in files.items() if file.exists()}
+        return {local: int(text) for local, text in texts.items() if text}
+
+    def find_silent(self, ended: set[int]) -> int | None:
+        """The rank of a process whose pid is one of these, and that has not returned."""
+        for local_rank, pid in self.pids().items():
+            if pid in ended and not self.returned(local_rank).exists():
                 return self.machine_rank * self.num_processes + local_rank
         return None
 
@@ -191,8 +197,8 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
     """Wait for the agent, and end what it waits for in vain."""
     lost: int | None = None
     deadline = math.inf
-    children: set[Any] = set()
-    while not futures.wait([agent], timeout=0.5).done and time.monotonic() < deadline:
+    ends = _Ends()
+    while not futures.wait([agent], timeout=2 * MONITOR).done and time.monotonic() < deadline:
         if lost is not None and heartbeat.hears(lost):
             lost, deadline = None, math.inf
         if (silent := heartbeat.take_silent()) is not None:
@@ -204,17 +210,22 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
             if job.machine_rank > 0:  # its agent may wait on the link too
                 patience = PATIENCE if processes else job.timeout.total_seconds()
                 deadline = time.monotonic() + patience
-        children.update(multiprocessing.active_children())
-        ended = {process.pid for process in children if process.exitcode == 0}
-        if (rank := job.find_silent(ended)) is not None:
+        pids = list(job.pids().values())
+        ends.watch(pids)
+        if ends.take_failed() and job.stop_code is None:
+            # torch asks the others to end, and gives them half a minute: to wait for the dead one.
+            _call_later(PATIENCE, _send, signal.SIGKILL, pids)
+        if (rank := job.find_silent(ends.good)) is not None:
             # torch takes it for a good end, and waits for a result for ever.
             for process in multiprocessing.active_children():
                 process.kill()
             raise LaunchError(
                 f"Rank {rank} ended with exit code 0 in the middle of its program, as os._exit does"
             )
-        if job.stop_code is not None and not multiprocessing.active_children():
-            deadline = min(deadline, time.monotonic() + PATIENCE)
+        if job.stop_code is not None and not any(map(_is_running, pids)):
+            # The agent may have started others in their place: they will see that they are to stop.
+            patience = 3 * PATIENCE if pids else PATIENCE
+            deadline = min(deadline, time.monotonic() + patience)
     if not agent.done() and job.stop_code is not None:
         return [Exit(job.stop_code)]
     if lost is not None and not (agent.done() and agent.exception() is None):
@@ -223,10 +234,58 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
     return [results[rank] for rank in sorted(results)]
 
 
+class _Ends:
+    """How processes have ended.
+
+    To ask multiprocessing, as `active_children` does, would take the exit code from under the agent
+    in its thread, which then fails: a process can be waited for once. So it is only looked at.
+    """
+
+    def __init__(self) -> None:
+        self.good: set[int] = set()  # pids of those that have ended with the exit code 0
+        self._failed: set[int] = set()
+        self._watched: set[int] = set()
+
+    def watch(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            if pid not in self._watched and hasattr(os, "waitid"):
+                self._watched.add(pid)
+                threading.Thread(target=self._wait_for, args=(pid,), daemon=True).start()
+
+    def take_failed(self) -> set[int]:
+        """The pids of those that have failed since the last call."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def _wait_for(self, pid: int) -> None:
+        with suppress(ChildProcessError):  # the agent was quicker
+            end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            is_good = end is not None and (end.si_code, end.si_status) == (os.CLD_EXITED, 0)
+            (self.good if is_good else self._failed).add(pid)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process of this one's goes on; its exit code is left to the agent."""
+    try:
+        if hasattr(os, "waitid"):
+            return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        os.kill(pid, 0)  # on a Mac
+    except OSError:
+        return False
+    return True
+
+
+def _send(number: int, pids: Iterable[int]) -> None:
+    for pid in filter(_is_running, pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def _run_process(job: Job) -> Any:
     """One process of the run."""
     if job.stop_code is not None:
         return Exit(job.stop_code)
+    multiprocessing.set_start_method(job.start_method, force=True)  # torch's is "spawn" here
     local_rank = int(os.environ["LOCAL_RANK"])
     _count_starts(job, local_rank)
     job.returned(local_rank).unlink(missing_ok=True)  # it may be one of before a restart
@@ -263,7 +322,11 @@ def _run_process(job: Job) -> Any:
 
 def _end_in_time() -> None:
     """Have this process end though a thread of the user's own would keep it: others wait for it."""
-    timer = threading.Timer(PATIENCE, os._exit, (1,))
+    _call_later(PATIENCE, os._exit, 1)
+
+
+def _call_later(seconds: float, function: Callable[..., Any], *args: Any) -> None:
+    timer = threading.Timer(seconds, function, args)
     timer.daemon = True
     timer.start()
 
@@ -344,12 +407,8 @@ def _passed_on_signals(job: Job) -> Iterator[None]:
         text = "killing the processes" if again else f"{other.name} to the processes"
         with suppress(OSError):
             os.write(2, f"{signal.Signals(number).name}: {text}\n".encode())
-        for process in multiprocessing.active_children():
-            if again:
-                process.kill()
-            elif process.pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, other)
+        # Those that have not begun will see that they are to stop.
+        _send(signal.SIGKILL if again else other, job.pids().values())
 
     before = {
         number: signal.signal(number, pass_on)

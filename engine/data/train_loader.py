@@ -89,7 +89,10 @@ class TrainLoader:
         return islice(passes, iteration, None)
 
     def _hand_out(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
-        for batch in hand_out(batches, self._loader, iteration):
+        can_jump = isinstance(self._loader.batch_sampler, GlobalBatches)
+        can_jump &= not self._loader.persistent_workers  # torch would go on with the dead ones
+        reopen = self._open if can_jump else None
+        for batch in hand_out(batches, self._loader, iteration, reopen):
             iteration += 1
             self._next = iteration
             yield batch

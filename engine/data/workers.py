@@ -1,5 +1,6 @@
 """Samples read by worker processes, such that it is known at which one each of them is."""
 
+import logging
 import os
 import signal
 import threading
@@ -16,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from engine.data.dataset import describe_sample, read_sample
 from engine.data.seeds import derive_seed, seeded_global_rngs
 from engine.utils.faults import report_faults_of_worker
+
+logger = logging.getLogger(__name__)
 
 _readers: weakref.WeakSet["SampleReader"] = weakref.WeakSet()
 
@@ -67,10 +70,16 @@ def under_way(loader: DataLoader[Any]) -> str:
     return ", ".join(reader.under_way()) or "no sample"
 
 
-def hand_out(batches: Iterator[Any], loader: DataLoader[Any], first: int = 0) -> Iterator[Any]:
+def hand_out(
+    batches: Iterator[Any],
+    loader: DataLoader[Any],
+    first: int = 0,
+    reopen: Callable[[int], Iterator[Any]] | None = None,
+) -> Iterator[Any]:
     """The batches of an iterator of the loader; where a worker is lost, the error says at what.
 
-    `first` is the number of the first one.
+    `first` is the number of the first one. Who ends a job with SIGTERM often ends its workers too,
+    and its last steps still need data: `reopen` gives the batches from a number on.
     """
     if loader.num_workers:
         _name_samples_in_errors()
@@ -81,8 +90,12 @@ def hand_out(batches: Iterator[Any], loader: DataLoader[Any], first: int = 0) ->
         except StopIteration:
             return
         except Exception as error:
-            samples = under_way(loader)
+            samples, is_ended = under_way(loader), _has_ended_worker(batches)
             _end_workers(batches, loader)
+            if is_ended and reopen is not None:
+                logger.warning("SIGTERM has ended workers; new ones go on at batch %d", number)
+                batches = reopen(number)
+                continue
             if isinstance(error.__cause__, LostWorkerError):  # torch's own is about that one
                 raise error.__cause__ from None
             # "Caught" is how torch passes on what was raised in a worker: that one is alive.
@@ -101,8 +114,17 @@ def hand_out(batches: Iterator[Any], loader: DataLoader[Any], first: int = 0) ->
 def start_worker(then: Callable[[int], None] | None, worker_id: int) -> None:
     """What a worker does first: `worker_init_fn=partial(start_worker, your_own)`."""
     report_faults_of_worker()
+    for name in ("SIGINT", "SIGUSR1"):  # Ctrl-C and Slurm reach it too; the main process decides
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     if then is not None:
         then(worker_id)
+
+
+def _has_ended_worker(batches: Iterator[Any]) -> bool:
+    """Whether a worker was ended by SIGTERM."""
+    workers = getattr(batches, "_workers", ())
+    return any(worker.exitcode == -signal.SIGTERM for worker in workers)
 
 
 def _end_workers(batches: Iterator[Any], loader: DataLoader[Any]) -> None:
