@@ -53,10 +53,13 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
         or f"""examples:
   {script} --config-file cfg.yaml
   {script} --config-file cfg.yaml --num-gpus 8 SOLVER.BASE_LR 0.01 OUTPUT_DIR out
-  {script} --config-file cfg.yaml --eval-only MODEL.WEIGHTS=out/model_final.pth""",
+  {script} --config-file cfg.yaml --eval-only MODEL.WEIGHTS=out/model_final.pth
+KEY VALUE works as KEY=VALUE does, but for values that begin with a dash and are no numbers.""",
     )
-    parser.add_argument("--config-file", default="", metavar="FILE", help="a YAML config")
-    parser.add_argument("--resume", action="store_true", help="go on from OUTPUT_DIR's checkpoint")
+    parser.add_argument("--config-file", default="", metavar="FILE", help="the config")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoint in the output folder"
+    )
     parser.add_argument("--eval-only", action="store_true", help="evaluate, do not train")
     parser.add_argument(
         "--num-gpus", type=int, default=1, help="processes on this machine; on the CPU without GPUs"
@@ -73,8 +76,8 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
         "opts",
         nargs="*",
         default=[],
-        metavar="KEY VALUE | KEY=VALUE",
-        help="overrides of the config; write KEY=-VALUE for a value that begins with a dash",
+        metavar="KEY=VALUE",
+        help="overrides of the config, before or after flags",
     )
     return parser
 

@@ -4,14 +4,18 @@
     python tools/lazyconfig_train_net.py --config-file configs/digits/lazy_mlp.py
     python tools/lazyconfig_train_net.py --config-file … train.max_iter=100 optimizer.lr=0.05
 
-The config defines `model`, `optimizer`, `lr_multiplier`, `dataloader` and `train`.
+The config defines `model`, `optimizer`, `lr_multiplier`, `dataloader` and `train`: see
+docs/tutorials/lazy_configs.md. Ends as tools/train_net.py does: with 0, 75 (to be resumed) or 1.
 """
 
 import argparse
+import os
 import sys
 import weakref
 from typing import Any
 
+from fvcore.common.param_scheduler import ParamScheduler
+from omegaconf import OmegaConf
 from torch import nn
 
 from engine import (
@@ -25,13 +29,45 @@ from engine import (
     launch,
 )
 from engine.checkpoint import Checkpointer
-from engine.config import LazyConfig, instantiate
+from engine.config import ConfigError, LazyConfig, instantiate
 from engine.evaluation import inference_on_dataset, print_csv_format
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.launch import was_restarted
 from engine.parallel import comm
 from engine.parallel.device import choose_device
+from engine.solver.schedules import to_iterations
 from engine.startup import mistakes_in_one_line
+from engine.utils.endless import batches_per_epoch
+from engine.utils.suggest import hint_at
+
+REQUIRED = (
+    "model",
+    "optimizer.params",
+    "lr_multiplier",
+    "dataloader.train",
+    "dataloader.test",
+    "dataloader.evaluator",
+    "train.max_iter",
+)
+DEFAULTS = {
+    "train.output_dir": "output",
+    "train.init_checkpoint": "",
+    "train.eval_period": 0,
+    "train.log_period": 20,
+    "train.checkpointer.period": 5000,
+    "train.amp.enabled": False,
+    "train.ddp.broadcast_buffers": False,
+    "train.device": "auto",
+    "train.seed": -1,
+    "train.threads": 0,
+    "train.cudnn_benchmark": False,
+    "train.float32_precision": "",
+}
+EXAMPLES = """examples:
+  lazyconfig_train_net.py --config-file configs/digits/lazy_mlp.py
+  lazyconfig_train_net.py --config-file cfg.py --num-gpus 8 optimizer.lr=0.01 train.output_dir=out
+  lazyconfig_train_net.py --config-file cfg.py --eval-only train.init_checkpoint=out/model_final.pth
+KEY=VALUE changes a key that the config has, +KEY=VALUE adds one."""
 
 
 def do_test(cfg: Any, model: nn.Module) -> dict[str, Any]:
@@ -46,15 +82,16 @@ def do_train(cfg: Any, resume: bool) -> None:
     cfg.optimizer.params.model = model
     optimizer = instantiate(cfg.optimizer)
     model = create_ddp_model(model, **cfg.train.ddp)
+    loader = instantiate(cfg.dataloader.train)
+    max_iter = to_iterations(cfg.train.max_iter, batches_per_epoch(loader))
     trainer_class = AMPTrainer if cfg.train.amp.enabled else SimpleTrainer
-    trainer = trainer_class(model, instantiate(cfg.dataloader.train), optimizer)
+    trainer = trainer_class(model, loader, optimizer)
     checkpointer = Checkpointer(model, cfg.train.output_dir, trainer=weakref.proxy(trainer))
-    is_main = comm.is_main_process()
-    writers = default_writers(cfg.train.output_dir, cfg.train.max_iter) if is_main else []
+    writers = default_writers(cfg.train.output_dir, max_iter) if comm.is_main_process() else []
     trainer.register_hooks(
         [
             hooks.IterationTimer(),
-            hooks.LRScheduler(scheduler=instantiate(cfg.lr_multiplier)),
+            hooks.LRScheduler(scheduler=build_schedule(cfg)),
             hooks.EvalHook(cfg.train.eval_period, lambda: do_test(cfg, model)),
             hooks.PeriodicWriter(writers, cfg.train.log_period, over_ranks=True),
             hooks.PeriodicCheckpointer(checkpointer, **cfg.train.checkpointer),
@@ -63,14 +100,42 @@ def do_train(cfg: Any, resume: bool) -> None:
     )
     trainer.iter = -1  # the last finished iteration, unless a checkpoint knows better
     checkpointer.resume_or_load(cfg.train.init_checkpoint, resume=resume)
-    trainer.train(trainer.iter + 1, cfg.train.max_iter)
+    trainer.train(trainer.iter + 1, max_iter)
     if trainer.requeue:
         sys.exit(REQUEUE_EXIT_CODE)  # stopped by a signal: start it again, with --resume
 
 
+def build_schedule(cfg: Any) -> ParamScheduler:
+    try:
+        schedule = instantiate(cfg.lr_multiplier)
+        problem = f"got {schedule!r:.60}"
+    except TypeError as error:  # torch's schedules want an optimizer
+        schedule, problem = None, str(error)
+    if not isinstance(schedule, ParamScheduler):
+        raise ConfigError(
+            "lr_multiplier must be a ParamScheduler of fvcore, such as CosineParamScheduler: "
+            + problem
+        )
+    return schedule
+
+
 def read_config(args: argparse.Namespace) -> Any:
-    """The config: the file, then the command line."""
-    return LazyConfig.apply_overrides(LazyConfig.load(args.config_file), args.opts)
+    """The config: the file, what it need not say, then the command line."""
+    if not args.config_file:
+        raise ConfigError("name a config: --config-file configs/digits/lazy_mlp.py, for example")
+    cfg = LazyConfig.load(args.config_file)
+    if cfg and all(str(key).isupper() for key in cfg):
+        raise ConfigError(f"{args.config_file} is a config for tools/train_net.py: use that")
+    for key in REQUIRED:
+        if OmegaConf.select(cfg, key) is None:
+            raise ConfigError(
+                f"{args.config_file}: defines no {key}{hint_at(key, cfg)} "
+                "(what a config holds: docs/tutorials/lazy_configs.md)"
+            )
+    for key, value in DEFAULTS.items():
+        if OmegaConf.select(cfg, key) is None:
+            OmegaConf.update(cfg, key, value, force_add=True)
+    return LazyConfig.apply_overrides(cfg, args.opts)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -86,7 +151,8 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    args = default_argument_parser().parse_args()
+    sys.path.insert(0, os.getcwd())  # what configs of projects in this folder import
+    args = default_argument_parser(EXAMPLES).parse_args()
     with mistakes_in_one_line():
         read_config(args)  # a mistake in it is one message, however many processes there shall be
         launch(

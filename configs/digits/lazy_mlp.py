@@ -30,14 +30,9 @@ dataloader = {
 
 train = {
     "output_dir": "output/digits_lazy",
-    "init_checkpoint": "",
     "max_iter": 600,
     "eval_period": 200,
-    "log_period": 20,
     "checkpointer": {"period": 200, "max_to_keep": 3},
-    "amp": {"enabled": False},
-    "ddp": {"broadcast_buffers": False},
-    "device": "auto",
     "seed": 0,
     "threads": 1,
 }

@@ -11,6 +11,7 @@ from engine.utils.files import PathManager
 from engine.utils.suggest import did_you_mean
 
 BASE_KEY = "_BASE_"
+CONFIG_ENDINGS = (".py", ".yaml", ".yml")
 
 
 def read_layers(
@@ -20,6 +21,10 @@ def read_layers(
     path = os.path.expanduser(os.fspath(filename))
     if _identity(path) in map(_identity, chain):
         raise ConfigError(f"{BASE_KEY} goes in a circle: {' -> '.join([*chain, path])}")
+    if path.endswith(".py"):
+        raise ConfigError(
+            f"{path} is Python, for tools/lazyconfig_train_net.py; expected YAML here"
+        )
     tree = load_yaml(read_config(path, chain[-1] if chain else None), path)
     bases = tree.pop(BASE_KEY, [])
     bases = [bases] if isinstance(bases, str) else bases
@@ -35,11 +40,14 @@ def read_config(path: str, named_by: str | None = None) -> bytes:
     try:
         with PathManager.open(path, "rb") as file:
             return file.read()
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        reason = "is a folder" if isinstance(error, IsADirectoryError) else "does not exist"
+    except IsADirectoryError:
+        names = sorted(name for name in os.listdir(path) if name.endswith(CONFIG_ENDINGS))
+        holds = f"name a file in it: {', '.join(names)}" if names else "with no config in it"
+        raise FileNotFoundError(f"config file {path} is a folder; {holds}") from None
+    except (FileNotFoundError, NotADirectoryError):
         where = _where(path, named_by)
         raise FileNotFoundError(
-            f"config file {path} {reason}{'; ' if where else ''}{where}"
+            f"config file {path} does not exist{'; ' if where else ''}{where}"
         ) from None
 
 

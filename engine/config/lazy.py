@@ -3,6 +3,7 @@
 import builtins
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import ModuleType
@@ -20,6 +21,7 @@ from engine.utils.files import PathManager, atomic_write
 from engine.utils.suggest import did_you_mean
 
 _CONTAINERS = (dict, list, DictConfig, ListConfig)
+_NUMBER_FIRST = re.compile(r"[\d.$]")  # "2 epoch", "${train.max_iter}"
 
 
 class LazyCall:
@@ -67,6 +69,8 @@ class LazyConfig:
         elif path.endswith((".yaml", ".yml")):
             values = tree = load_yaml(read_config(path), path)
         else:
+            if os.path.isdir(path):
+                read_config(path)  # names the files in it
             raise ConfigError(f"{path}: expected a .py, .yaml or .yml file")
         if keys is None:
             return _as_config(tree)
@@ -94,7 +98,10 @@ class LazyConfig:
 
     @staticmethod
     def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """Change `cfg` in place by `a.b=value` items; `+a.b=value` adds a key that is new."""
+        """Change `cfg` in place by `a.b=value` items; `+a.b=value` adds a key that is new.
+
+        A number stays one (or "2 epoch"), and a section stays a section, unless there is a plus.
+        """
         for override in overrides:
             key, equals, text = override.partition("=")
             if not equals:
@@ -102,9 +109,12 @@ class LazyConfig:
             is_new = key.startswith("+")
             key = key.removeprefix("+")
             try:
+                value = parse_value(text)
                 _check_sections(cfg, key)
+                if not is_new:
+                    _check_kind(OmegaConf.select(cfg, key), value)
                 with flag_override(cfg, "struct", not is_new):
-                    OmegaConf.update(cfg, key, parse_value(text), force_add=is_new)
+                    OmegaConf.update(cfg, key, value, force_add=is_new)
             except (OmegaConfBaseException, TypeError, ValueError) as error:
                 raise ConfigError(_refusal(cfg, override, error)) from None
         return cfg
@@ -162,7 +172,12 @@ def _run(path: str, chain: tuple[str, ...]) -> dict[str, Any]:
         "__builtins__": {**vars(builtins), "__import__": import_},
     }
     source = read_config(path, chain[-2] if len(chain) > 1 else None)
-    exec(compile(source, path, "exec", dont_inherit=True), names)
+    try:
+        code = compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        text = (error.text or "").strip()
+        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}: {text}") from None
+    exec(code, names)
     return names
 
 
@@ -180,12 +195,12 @@ def _import_file(path: str, chain: tuple[str, ...]) -> ModuleType:
 
 def _refusal(cfg: DictConfig, override: str, error: Exception) -> str:
     key = override.partition("=")[0].removeprefix("+")
-    known = list(_dotted_keys(OmegaConf.to_container(cfg)))
-    hint = "" if key in known else nearest_keys(key, known)
-    if not hint and isinstance(error, ConfigKeyError | ConfigAttributeError):
-        hint = f"+{override} adds a new key"
-    reason = str(error).partition("\n")[0]
-    return f"command line: cannot set {key}: {reason}" + (f"\n  {hint}" if hint else "")
+    if not isinstance(error, ConfigKeyError | ConfigAttributeError):
+        reason = str(error).partition("\n")[0]
+        return f"command line: cannot set {key}: {reason}"
+    known = _dotted_keys(OmegaConf.to_container(cfg))
+    hint = nearest_keys(key, known) or f"+{override} adds a new key"
+    return f"command line: cannot set {key}: there is no such key; {hint}"
 
 
 def _check_sections(cfg: DictConfig, key: str) -> None:
@@ -196,6 +211,14 @@ def _check_sections(cfg: DictConfig, key: str) -> None:
         value = OmegaConf.select(cfg, above, default=DictConfig({}))
         if not OmegaConf.is_config(value):
             raise TypeError(f"{above} is {value!r}, not a section")
+
+
+def _check_kind(old: Any, new: Any) -> None:
+    """Refuse a word for a number, and a value for a section: slips that would show much later."""
+    if isinstance(old, int | float) and isinstance(new, str) and not _NUMBER_FIRST.match(new):
+        raise TypeError(f"it is {old!r}, not a word like {new!r} (+KEY=VALUE sets it all the same)")
+    if isinstance(old, DictConfig) and not isinstance(new, Mapping | None):
+        raise TypeError(f"it is a section with {', '.join(map(str, old))}, and {new!r} is none")
 
 
 def _dotted_keys(tree: Any, prefix: str = "") -> Iterator[str]:

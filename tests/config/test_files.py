@@ -58,8 +58,17 @@ def test_a_missing_base_is_named_with_the_file_that_names_it(tmp_path):
 
 
 def test_a_folder_is_no_config_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is a folder"):
+    with pytest.raises(FileNotFoundError, match="is a folder; with no config in it"):
         layers(tmp_path)
+    for name in ("mlp.yaml", "cnn.yaml", "notes.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(FileNotFoundError, match=r"is a folder; name a file in it: cnn\.yaml, mlp"):
+        layers(tmp_path)
+
+
+def test_a_python_config_is_for_the_other_tool(tmp_path):
+    with pytest.raises(ConfigError, match=r"a.py is Python, for tools/lazyconfig_train_net.py"):
+        layers(tmp_path / "a.py")
 
 
 def test_a_base_that_is_no_path_is_refused(tmp_path):

@@ -88,6 +88,17 @@ def test_a_missing_import_names_the_file_and_the_close_one(main):
         LazyConfig.load(main)
 
 
+def test_a_slip_in_python_is_named_with_its_file_line_and_text(main):
+    (main.parent / "common.py").write_text("train = {}\nlr = = 0.1\n")
+    with pytest.raises(ConfigError, match=r"common.py, line 2: invalid syntax: lr = = 0.1$"):
+        LazyConfig.load(main)
+
+
+def test_a_folder_is_named_with_the_configs_in_it(main):
+    with pytest.raises(FileNotFoundError, match=r"is a folder; name a file in it: common.py, main"):
+        LazyConfig.load(main.parent)
+
+
 def test_a_missing_config_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing.py does not exist"):
         LazyConfig.load(tmp_path / "nothing.py")
@@ -140,6 +151,10 @@ def test_overrides_change_values_in_order():
     LazyConfig.apply_overrides(cfg, ["train.steps[1]=1e-3", "+new.section.name=a=b"])
     LazyConfig.apply_overrides(cfg, ["+model.bias=false"])
     assert cfg.train == {"max_iter": 7, "steps": [9, 0.001]}
+    LazyConfig.apply_overrides(cfg, ["train.max_iter=2 epoch"])
+    assert cfg.train.max_iter == "2 epoch"
+    LazyConfig.apply_overrides(cfg, ["+train.max_iter=endless"])
+    assert cfg.train.max_iter == "endless"
     assert cfg.new.section.name == "a=b"
     assert instantiate(cfg.model).bias is None
 
@@ -147,7 +162,10 @@ def test_overrides_change_values_in_order():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.max_itr=5", r"cannot set train.max_itr: .*\n.*did you mean train.max_iter\?"),
+        (
+            "train.max_itr=5",
+            r"cannot set train.max_itr: there is no such key; did you mean train.max_iter\?$",
+        ),
         ("max_iter=5", r"did you mean train.max_iter\?"),
         ("train.zebra=5", r"\+train.zebra=5 adds a new key"),
         ("train.max_iter.deeper=5", r"cannot set train.max_iter.deeper"),
@@ -155,6 +173,8 @@ def test_overrides_change_values_in_order():
         ("train.steps.9=5", r"cannot set train.steps.9"),
         ("train.steps.first.x=5", r"cannot set train.steps.first.x"),
         ("train.max_iter=${", r"cannot set train.max_iter"),
+        ("train.max_iter=many", "set train.max_iter: it is 5, not a word like 'many'"),
+        ("model=resnet", "it is a section with _target_, in_features, out_features, and 'resnet'"),
         ("train.max_iter", "expected key=value, got 'train.max_iter'"),
     ],
 )

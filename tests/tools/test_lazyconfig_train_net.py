@@ -39,11 +39,67 @@ def test_it_trains_evaluates_and_saves_what_the_config_says(train, tmp_path):
     assert weights(tmp_path / "out")["layers.1.weight"].shape == (16, 64)
 
 
-def test_a_mistake_is_one_line(train, run_tool):
-    with pytest.raises(SystemExit, match=r"ConfigError: .*train.max_iterr.*"):
-        train("train.max_iterr=3")
-    with pytest.raises(SystemExit, match="FileNotFoundError: config file nowhere"):
-        run_tool("lazyconfig_train_net.py", "--config-file", "nowhere.py")
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.max_iterr=3", "set train.max_iterr: there is no such key; did you mean train.max_"),
+        ("train.max_iter=abc", "cannot set train.max_iter: it is 20, not a word like 'abc'"),
+        ("train.max_iter=3ab", "expected a number of iterations or '2 epoch', got '3ab'"),
+        ("optimizer.lr=abc", "cannot set optimizer.lr: it is 0.1, not a word like 'abc'"),
+        ("lr_multiplier._target_=builtins.dict", "must be a ParamScheduler of fvcore.*: got {"),
+        ("lr_multiplier._target_=torch.optim.lr_scheduler.StepLR", "fvcore.*: StepLR.__init__"),
+    ],
+)
+def test_a_wrong_override_is_one_line(train, override, message):
+    with pytest.raises(SystemExit, match=rf"^ConfigError: .*{message}.*$"):
+        train(override)
+
+
+def test_a_wrong_config_is_one_line(run_tool, tmp_path):
+    def refusal(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            run_tool("lazyconfig_train_net.py", *arguments)
+        assert "\n" not in ended.value.code
+        return ended.value.code
+
+    def refusal_of(text):
+        (tmp_path / "cfg.py").write_text(text)
+        return refusal("--config-file", tmp_path / "cfg.py")
+
+    text = CONFIG.read_text()
+    assert "name a config: --config-file" in refusal()
+    assert "is a config for tools/train_net.py" in refusal(
+        "--config-file", CONFIG.with_name("mlp.yaml")
+    )
+    assert "config file nowhere.py does not exist" in refusal("--config-file", "nowhere.py")
+    assert "cfg.py, line 1: invalid syntax: train = = 5" in refusal_of("train = = 5")
+    assert "defines no model" in refusal_of("")
+    assert "defines no train.max_iter" in refusal_of(text.replace("max_iter", "iterations"))
+    no_optimizer = text.replace("optimizer =", "optimiser =")
+    assert "no optimizer.params; did you mean optimiser?" in refusal_of(no_optimizer)
+
+
+def test_a_config_says_only_what_differs_from_the_defaults(run_tool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_models.py").write_text("from engine.zoo.digits import DigitsMLP as Model\n")
+    text = CONFIG.read_text().replace(
+        "engine.zoo.digits import DigitsMLP", "my_models import Model"
+    )
+    text = text.replace("DigitsMLP", "Model")
+    text = text[: text.index("train = {")] + 'train = {"max_iter": "1 epoch"}\n'
+    (tmp_path / "cfg.py").write_text(text)
+    run_tool("lazyconfig_train_net.py", "--config-file", "cfg.py", "train.log_period=11")
+    lines = (tmp_path / "output" / "metrics.json").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == [10, 21, 22]
+    assert "init_checkpoint: ''" in (tmp_path / "output" / "config.yaml").read_text()
+
+
+def test_help_is_about_python_configs(run_tool, capsys):
+    with pytest.raises(SystemExit):
+        run_tool("lazyconfig_train_net.py", "--help")
+    text = capsys.readouterr().out
+    assert "optimizer.lr=0.01" in text
+    assert not any(word in text for word in ("YAML", "SOLVER", "MODEL.WEIGHTS", "KEY VALUE"))
 
 
 def test_a_resumed_run_ends_with_the_same_weights(train, tmp_path):
