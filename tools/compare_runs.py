@@ -28,10 +28,12 @@ DIFFERENCES = (
     "half-written files left over",
     "iterations missing",
     "iterations doubled",
+    "iterations left over",
     "iterations out of order",
     "metric values that differ",
     "TensorBoard points missing",
     "TensorBoard points doubled",
+    "TensorBoard points left over",
 )
 
 TIME = re.compile(r"(^|[/_])(time|eta|seconds)([/_]|$)")
@@ -79,7 +81,8 @@ class Comparison:
         for iteration in (Counter(at) - Counter(others_at)).elements():
             self._add("iterations missing", str(iteration))
         for iteration in (Counter(others_at) - Counter(at)).elements():
-            self._add("iterations doubled", str(iteration))
+            is_twice = others_at.count(iteration) > 1
+            self._add(f"iterations {'doubled' if is_twice else 'left over'}", str(iteration))
         if others_at != sorted(others_at):
             self._add("iterations out of order", str(others_at))
         by_iteration = {row["iteration"]: row for row in others}
@@ -98,8 +101,10 @@ class Comparison:
     def _compare_points(self, points: Counter[Point], others: Counter[Point]) -> None:
         for tag, step, value in (points - others).elements():
             self._add("TensorBoard points missing", f"{tag} = {value} at {step}")
+        places = Counter((tag, step) for tag, step, _ in others.elements())
         for tag, step, value in (others - points).elements():
-            self._add("TensorBoard points doubled", f"{tag} = {value} at {step}")
+            what = "doubled" if places[tag, step] > 1 else "left over"
+            self._add(f"TensorBoard points {what}", f"{tag} = {value} at {step}")
 
 
 def checkpoints_in(folder: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""A folder of shards as one file, in one process."""
+"""A checkpoint as one file, in one process."""
 
 import os
 from typing import Any
@@ -12,31 +12,34 @@ from engine.utils.files import atomic_write
 
 
 def consolidate_checkpoint(
-    folder: str, output: str, *, weights_only: bool = False, average: bool = False
+    checkpoint: str, output: str, *, weights_only: bool = False, average: bool = False
 ) -> None:
-    """Write a checkpoint that is a folder of shards as one file, .pth or .safetensors.
+    """Write a checkpoint, a folder of shards or a .pth, as one file: .pth or .safetensors.
 
-    A .pth holds all that the folder does, or with `weights_only` the weights alone, as a
+    A .pth holds all that the checkpoint does, or with `weights_only` the weights alone, as a
     .safetensors always does. With `average` the weights are those that EMAHook has averaged, and
     nothing else is written.
     """
     if not output.endswith((".pth", ".safetensors")):
         raise ValueError(f"the output is {output!r}; it must end in .pth or .safetensors")
     weights_only |= average or output.endswith(".safetensors")
-    parent, name = os.path.split(os.path.abspath(folder))
+    parent, name = os.path.split(os.path.abspath(checkpoint))
     manifest = Manifest(parent)
-    if not os.path.isdir(found := manifest.locate(name)):
-        raise FileNotFoundError(f"{folder} is no folder: give a sharded checkpoint")
+    if not os.path.exists(found := manifest.locate(name)):
+        raise FileNotFoundError(f"there is no checkpoint {checkpoint}")
     if damage := manifest.damage(name):
-        raise CheckpointError(f"the checkpoint {folder} is damaged: {damage}")
+        raise CheckpointError(f"the checkpoint {checkpoint} is damaged: {damage}")
 
     def is_wanted(where: str) -> bool:
         is_average = average and "['average'][" in where
         return not weights_only or where.startswith("model[") or is_average
 
-    state = read_sharded(found, is_wanted=is_wanted)
+    if os.path.isdir(found):
+        state = read_sharded(found, is_wanted=is_wanted)
+    else:
+        state = torch.load(found, map_location="cpu", weights_only=True)
     if average:
-        state["model"] = _averaged(state, folder)
+        state["model"] = _averaged(state, checkpoint)
     if weights_only:
         state = {"model": state["model"]}
     os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
@@ -47,21 +50,27 @@ def consolidate_checkpoint(
             file.write(_as_safetensors(state["model"]))
 
 
-def _averaged(state: dict[str, Any], folder: str) -> dict[str, torch.Tensor]:
+def _averaged(state: dict[str, Any], checkpoint: str) -> dict[str, torch.Tensor]:
     hooks = [one["hooks"] for one in state.values() if isinstance(one, dict) and "hooks" in one]
     averages = [hook["average"] for one in hooks for hook in one.values() if "average" in hook]
-    if len(averages) != 1:
-        raise ValueError(f"{folder} holds {len(averages)} averages of the weights; 1 is needed")
+    if not averages:
+        raise ValueError(f"{checkpoint} holds no average of the weights: EMA was off in its run")
+    if len(averages) > 1:
+        raise ValueError(f"{checkpoint} holds {len(averages)} averages: it is not clear which")
     weights = state["model"]
-    # By identity, as a weight may have two names and its average has one.
-    by_weight = {id(weights[name]): value for name, value in averages[0].items()}
-    return {name: by_weight.get(id(weight), weight) for name, weight in weights.items()}
+    # By memory, as a weight may have two names and its average has one.
+    by_weight = {_place(weights[name]): value for name, value in averages[0].items()}
+    return {name: by_weight.get(_place(weight), weight) for name, weight in weights.items()}
+
+
+def _place(weight: torch.Tensor) -> tuple[int, torch.Size]:
+    return weight.data_ptr(), weight.shape
 
 
 def _as_safetensors(weights: dict[str, torch.Tensor]) -> bytes:
     try:
         from safetensors.torch import save
     except ImportError as error:
-        raise ImportError("pip install 'train-engine[export]' to write .safetensors") from error
+        raise ImportError("pip install safetensors, to write .safetensors") from error
     # Weights that share memory are refused, so each gets its own.
     return save({name: weight.contiguous().clone() for name, weight in weights.items()})

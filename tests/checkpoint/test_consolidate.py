@@ -76,9 +76,25 @@ def test_the_averaged_weights_are_written_if_asked(tmp_path, run, name):
     assert model.second.weight is model.first.weight
 
 
+def test_the_average_of_a_run_of_one_process_is_taken_from_its_file(tmp_path, batches):
+    model = TiedRegression()
+    trainer = SimpleTrainer(model, batches, torch.optim.Adam(model.parameters(), 0.1))
+    trainer.register_hooks([EMAHook(0.5)])
+    trainer.train(0, 4)
+    checkpointer = Checkpointer(model, tmp_path, trainer=trainer, background=True)
+    checkpointer.save("model_0000003")
+    checkpointer.wait()
+    output = str(tmp_path / "average.safetensors")
+    consolidate_checkpoint(str(tmp_path / "model_0000003.pth"), output, average=True)
+    averaged = TiedRegression()
+    assert Checkpointer(averaged).load(output) == {}
+    assert_same(averaged.state_dict(), trainer._hooks[0].averaged_state_dict())
+    assert not torch.equal(averaged.first.weight, model.first.weight)
+
+
 def test_without_an_average_it_says_so(tmp_path, shard):
     Checkpointer(shard(nn.Linear(2, 2)), tmp_path).save("model")
-    with pytest.raises(ValueError, match="holds 0 averages of the weights; 1 is needed"):
+    with pytest.raises(ValueError, match="model holds no average of the weights: EMA was off"):
         consolidate_checkpoint(str(tmp_path / "model"), str(tmp_path / "a.pth"), average=True)
     assert not (tmp_path / "a.pth").exists()
 
@@ -91,8 +107,8 @@ def test_a_damaged_folder_is_refused(tmp_path, run):
         consolidate_checkpoint(str(tmp_path / "model_0000003"), str(tmp_path / "a.pth"))
 
 
-def test_what_is_no_folder_and_what_is_no_weights_file_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing is no folder: give a sharded checkpoint"):
+def test_what_is_not_there_and_what_is_no_weights_file_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint .*nothing"):
         consolidate_checkpoint(str(tmp_path / "nothing"), "a.pth")
     with pytest.raises(ValueError, match=r"'a.bin'; it must end in .pth or .safetensors"):
         consolidate_checkpoint(str(tmp_path), "a.bin")

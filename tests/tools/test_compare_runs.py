@@ -113,6 +113,21 @@ def test_what_differs_is_counted_and_named(folders):
     assert found.notes["iterations missing"] == ["9"]
 
 
+def test_what_only_the_second_run_has_is_left_over(folders):
+    first, second = folders
+    with (second / "metrics.json").open("a") as file:
+        file.write('{"iteration": 14, "loss": 0.5}\n')
+    writer = TensorboardXWriter(str(second))
+    with EventStorage(14) as storage:
+        storage.put_scalars(loss=0.5, smoothing_hint=False)
+        writer.write()
+    writer.close()
+    assert compare_runs["Comparison"](first, second).notes == {
+        "iterations left over": ["14"],
+        "TensorBoard points left over": ["loss = 0.5 at 14"],
+    }
+
+
 def test_points_that_tensorboard_shows_twice_or_not_at_all_are_found(folders):
     first, second = folders
     writer = TensorboardXWriter(str(second))

@@ -29,5 +29,5 @@ def test_a_folder_becomes_one_file(run_tool, capsys, sharded_checkpoint, tmp_pat
 
 
 def test_a_mistake_is_one_line(run_tool, tmp_path):
-    with pytest.raises(SystemExit, match=r"^FileNotFoundError: .*nothing is no folder"):
+    with pytest.raises(SystemExit, match=r"^FileNotFoundError: there is no checkpoint .*nothing$"):
         run_tool("consolidate_checkpoint.py", tmp_path / "nothing", tmp_path / "out.pth")
