@@ -126,7 +126,6 @@ class DefaultTrainer(TrainerBase):
             background=cfg.CHECKPOINT.BACKGROUND,
             trainer=weakref.proxy(self),
         )
-        self.last_eval_results: dict[str, Any] = {}
         self.register_hooks(self.build_hooks())
 
     # --- running ----------------------------------------------------------------------------
@@ -150,7 +149,7 @@ class DefaultTrainer(TrainerBase):
             )
         with claim(self.cfg.OUTPUT_DIR) if comm.is_main_process() else nullcontext():
             super().train(self.start_iter, self.max_iter)
-        results = vars(self).get("last_eval_results", {})  # a constructor may be the user's own
+        results = self.last_eval_results
         if not (self.has_advanced or results):  # the run was complete, as after a restart
             saved = read_results(os.path.join(self.cfg.OUTPUT_DIR, "results.json"))
             results = _only_or_all(saved)
@@ -205,8 +204,8 @@ class DefaultTrainer(TrainerBase):
 
         the step is timed first; averages and statistics change the weights that an evaluation
         sees; writers come after all that is measured, and checkpoints last, so that they hold
-        what the other hooks did in their step. The last in the list is the PeriodicWriter, as in
-        detectron2.
+        what the other hooks did in their step. Hooks of HOOKS without a priority of their own come
+        after the evaluation. The last in the list is the PeriodicWriter, as in detectron2.
         """
         cfg = self.cfg
         on = {name: node.ENABLED for name, node in cfg.DEFAULT_HOOKS.items()}
@@ -365,6 +364,16 @@ class DefaultTrainer(TrainerBase):
     @data_loader.setter
     def data_loader(self, data_loader: Iterable[Any]) -> None:
         self._trainer.data_loader = data_loader
+
+    @property
+    def last_eval_results(self) -> dict[str, Any]:
+        """The results of the last evaluation; {} before the first."""
+        # detectron2's name: its users set it, and ask with `hasattr` whether there was one.
+        return vars(self).get("_last_eval_results", {})
+
+    @last_eval_results.setter
+    def last_eval_results(self, results: dict[str, Any]) -> None:
+        self._last_eval_results = results
 
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Drop the data loader, then take the one that the function builds."""

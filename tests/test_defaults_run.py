@@ -122,6 +122,15 @@ def test_a_finished_run_that_is_resumed_does_nothing(digits_cfg, tmp_path, log):
     assert (tmp_path / "run" / "metrics.json").read_text() == before
 
 
+def test_detectron2s_name_of_the_last_results_is_there_after_an_evaluation(digits_cfg):
+    trainer = DefaultTrainer(digits_cfg("SOLVER.MAX_ITER", 2))
+    assert not hasattr(trainer, "_last_eval_results")
+    assert trainer.last_eval_results == {}
+    assert trainer.train() == trainer._last_eval_results == trainer.last_eval_results != {}
+    trainer._last_eval_results = {"of": "a subclass"}
+    assert trainer.last_eval_results == {"of": "a subclass"}
+
+
 def test_a_finished_run_can_be_trained_further(digits_cfg, tmp_path):
     train(digits_cfg())
     trainer = train(digits_cfg("SOLVER.MAX_ITER", 25), resume=True)

@@ -99,11 +99,14 @@ def test_the_order_is_logged_at_the_start_and_the_time_of_each_hook_at_the_end(l
         next(record.message for record in log.records if record.message.startswith(title))
         for title in ("Hooks in their order", "Time of the hooks")
     )
-    rows = {line.split()[0]: line for line in order.splitlines()[3:]}
-    assert set(rows) == {"before_train", "before_step", "after_step", "after_train", "after_eval"}
-    in_order = "IterationTimer (0)  Counter (50)  PeriodicWriter (100)"
-    assert rows["after_step"].split(maxsplit=1)[1] == in_order
-    assert re.search(r"after_step .* Counter \(\d+\.\d{3}\)", times)
+    rows = [line.split() for line in order.splitlines()[3:]]
+    assert [row[:2] for row in rows] == [
+        ["IterationTimer", "0"],
+        ["Counter", "50"],
+        ["PeriodicWriter", "100"],
+    ]
+    assert rows[0][2:] == ["before_train,", "before_step,", "after_step,", "after_train"]
+    assert re.search(r"(Counter|others \(\d\)) +\d\.\d{3}", times)
 
 
 def test_a_trainer_without_hooks_trains():
@@ -325,7 +328,7 @@ def test_the_times_of_the_other_hooks_survive_a_late_registration(log):
     trainer = Steps(Costly(), CallbackHook(after_step=lambda t: t.register_hooks([Counter()])))
     trainer.train(0, 1)
     times = next(r.message for r in log.records if r.message.startswith("Time of the hooks"))
-    assert "Costly (0.000)" not in times
+    assert re.search(r"Costly +\d\.\d{3} +before_train", times)
 
 
 # --- a loop of one's own -----------------------------------------------------------------------

@@ -15,8 +15,9 @@ from engine.events.writer import EventWriter
 class CommonMetricPrinter(EventWriter):
     """Logs the losses, times, learning rate, memory and, with `max_iter`, the time to the end.
 
-    Besides names with "loss" in them it shows those that contain "[metric]". It stores the time
-    to the end as the scalar `eta_seconds`.
+    Besides names with "loss" in them it shows those that contain "[metric]", unless their latest
+    value is older than the line before and than the window. It stores the time to the end as the
+    scalar `eta_seconds`.
     """
 
     def __init__(self, max_iter: int | None = None, window_size: int | None = None) -> None:
@@ -38,8 +39,9 @@ class CommonMetricPrinter(EventWriter):
     def _line(self, storage: EventStorage) -> str:
         values = storage.latest_with_smoothing_hint(self._window_size)
         fields = [f"iter: {storage.iter}"]
-        losses = [name for name in values if "loss" in name]
-        metrics = [name for name in values if "[metric]" in name and "loss" not in name]
+        recent_names = self._recent_names(storage, values)
+        losses = [name for name in recent_names if "loss" in name]
+        metrics = [name for name in recent_names if "[metric]" in name and "loss" not in name]
         fields += [f"{name}: {values[name][0]:.4g}" for name in losses + metrics]
         for name in ("time", "data_time"):
             if name in values:
@@ -55,6 +57,15 @@ class CommonMetricPrinter(EventWriter):
             storage.put_scalar("eta_seconds", eta, smoothing_hint=False)
             fields.insert(0, f"eta: {datetime.timedelta(seconds=int(eta))}")
         return " " + "  ".join(fields)
+
+    def _recent_names(
+        self, storage: EventStorage, values: dict[str, tuple[float, int]]
+    ) -> list[str]:
+        # The result of an evaluation would stand in every later line, as if it were of that step.
+        before = storage.iter - (self._window_size or storage._log_period)
+        if self._last is not None:
+            before = min(before, self._last[0])
+        return [name for name, (_, iteration) in values.items() if iteration > before]
 
     def _eta(self, storage: EventStorage, has_time: bool) -> float | None:
         if self._max_iter is None:

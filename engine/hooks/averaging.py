@@ -12,6 +12,7 @@ from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel.fsdp import reshard, shard_like
 from engine.solver.schedules import to_iterations
+from engine.utils.periods import is_due, read_period
 
 
 class EMAHook(HookBase):
@@ -36,7 +37,7 @@ class EMAHook(HookBase):
     ) -> None:
         self._update = get_ema_multi_avg_fn(decay)
         self._start = start
-        self._period = JointPeriod(period)
+        self._period = read_period(period, JointPeriod)
         self._buffers = buffers
         self._model = model
         self._trained: dict[str, torch.Tensor] = {}  # while an evaluation uses the average
@@ -53,7 +54,7 @@ class EMAHook(HookBase):
         if not self.average:
             if self.trainer.iter + 1 >= self._start_iter:
                 self.average = _copy(self._live)
-        elif self._period.is_due(self.trainer):
+        elif is_due(self._period, self.trainer):
             if self._buffers:  # a module may have replaced one
                 self._live = self._find_live()
             self.count += 1

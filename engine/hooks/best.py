@@ -16,7 +16,8 @@ class Best:
     """Remembers the best value of a metric, and the iteration that gave it.
 
     `metric` is "+name" (higher is better), "-name" (lower is), or "name" with `mode`, "max" unless
-    given. A value must beat the best by more than `min_delta`.
+    given. The name may be the end of one: "+accuracy" for `classification/accuracy`. A value must
+    beat the best by more than `min_delta`.
     """
 
     def __init__(self, metric: str, mode: Mode | None = None, min_delta: float = 0.0) -> None:
@@ -37,18 +38,39 @@ class Best:
         self.min_delta = min_delta
         self.value: float | None = None
         self.iteration: int | None = None
+        self._warned_of: set[tuple[str, ...]] = set()  # names of results without the metric
+
+    def name_in(self, results: Mapping[str, float]) -> str | None:
+        """What the metric is called in these results; None if no name fits, or more than one."""
+        if self.metric in results:
+            return self.metric
+        names = self._names_that_end_so(results)
+        return names[0] if len(names) == 1 else None
 
     def update(self, results: Mapping[str, float], iteration: int) -> bool:
         """Whether these results have the best value so far; NaN and infinity never are."""
-        if self.metric not in results:
-            hint = did_you_mean(self.metric, results) or f"there are: {', '.join(results) or '-'}"
-            logger.warning("No metric %r at iteration %d; %s", self.metric, iteration, hint)
+        name = self.name_in(results)
+        if name is None:
+            self._warn_once(results, iteration)
             return False
-        value = float(results[self.metric])
+        value = float(results[name])
         if not math.isfinite(value) or not self._is_better(value):
             return False
         self.value, self.iteration = value, iteration
         return True
+
+    def _names_that_end_so(self, results: Mapping[str, float]) -> list[str]:
+        return [name for name in results if name.endswith(f"/{self.metric}")]
+
+    def _warn_once(self, results: Mapping[str, float], iteration: int) -> None:
+        if tuple(results) in self._warned_of:
+            return
+        self._warned_of.add(tuple(results))
+        if names := self._names_that_end_so(results):
+            hint = f"which one is meant: {', '.join(names)}?"
+        else:
+            hint = did_you_mean(self.metric, results) or f"there are: {', '.join(results) or '-'}"
+        logger.warning("No metric %r at iteration %d; %s", self.metric, iteration, hint)
 
     def _is_better(self, value: float) -> bool:
         if self.value is None:

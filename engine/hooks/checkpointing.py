@@ -20,7 +20,7 @@ from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
 from engine.parallel.fsdp import is_sharded, is_sharded_tensor
 from engine.utils.files import atomic_write
-from engine.utils.periods import Period
+from engine.utils.periods import Period, is_due, read_period
 
 logger = logging.getLogger(__name__)
 
@@ -48,26 +48,30 @@ class PeriodicCheckpointer(HookBase):
             raise ValueError(f"max_to_keep must be at least 1, or None for all; got {max_to_keep}")
         self.checkpointer = checkpointer
         # All ranks save a sharded model, so all of them have this hook.
-        self.period = JointPeriod(period) if _is_sharded(checkpointer) else Period(period)
+        self.period = read_period(period, JointPeriod if _is_sharded(checkpointer) else Period)
         self.max_iter = max_iter
         self.max_to_keep = max_to_keep
         self.file_prefix = file_prefix
 
     def before_train(self) -> None:
+        self.max_iter = self.trainer.max_iter
         if self.trainer.start_iter == 0 and isinstance(self.checkpointer, Checkpointer):
             self.checkpointer.begin_run()
 
     def after_step(self) -> None:
-        if self.period.is_due(self.trainer):
+        if is_due(self.period, self.trainer):
             self.trainer.storage.sync()  # a NaN that it reports ends the run, not the save
             self._gather_random_states()
             with going_on_without_a_save(self._numbered(self.trainer.iter)):
                 self._save_and_delete_old(self._numbered(self.trainer.iter), self.trainer.iter)
 
     def after_train(self) -> None:
-        if _may_save_last(self.trainer) and self.trainer.has_advanced:
-            last = self.trainer.iter - 1
-            is_complete = self.trainer.iter >= self.trainer.max_iter and not self.trainer.requeue
+        trainer = self.trainer
+        next_iter = trainer._next_iter  # `iter` or the one after it: a loop may be the user's own
+        has_advanced = trainer.has_advanced or next_iter > trainer.start_iter
+        if _may_save_last(trainer) and has_advanced:
+            last = next_iter - 1
+            is_complete = next_iter >= trainer.max_iter and not trainer.requeue
             # A run killed before it deleted old ones does so now.
             self._save_and_delete_old(self._final if is_complete else self._numbered(last), last)
         if isinstance(self.checkpointer, Checkpointer):
@@ -75,7 +79,7 @@ class PeriodicCheckpointer(HookBase):
 
     def step(self, iteration: int, **extra: Any) -> None:
         """Save what is due at the end of an iteration; in a trainer the hook does this."""
-        if self.period.is_due(_Iteration(iteration)):
+        if is_due(self.period, _Iteration(iteration)):
             self._save_and_delete_old(self._numbered(iteration), iteration, **extra)
         if self.max_iter is not None and iteration >= self.max_iter - 1:
             self.save(self._final, iteration=iteration, **extra)
@@ -86,7 +90,7 @@ class PeriodicCheckpointer(HookBase):
 
     def _gather_random_states(self) -> None:
         # Periods in time of ranks that each look at their own clock do not end together.
-        if isinstance(self.period, JointPeriod) or not self.period.is_in_time:
+        if isinstance(self.period, int | JointPeriod) or not self.period.is_in_time:
             self.trainer.gather_random_states(self)
 
     def _numbered(self, iteration: int) -> str:
@@ -144,10 +148,11 @@ class _Iteration:
 
 
 class BestCheckpointer(HookBase):
-    """Saves `model_best.pth` when a metric that an evaluation stored is better than ever before.
+    """Saves `model_best.pth` when a metric of an evaluation is better than ever before.
 
     `val_metric` is its name, with `mode` "max" or "min"; or "+name" (higher is better) or "-name".
-    NaN and infinity are never best. The best value survives a resume.
+    NaN and infinity are never best. The best value survives a resume. A metric that a hook only
+    puts into the storage is looked for there every `eval_period`.
     """
 
     priority = Priority.LOW + 10  # after the evaluation, before the writers
@@ -160,11 +165,13 @@ class BestCheckpointer(HookBase):
         mode: Literal["max", "min"] | None = None,
         file_prefix: str = "model_best",
     ) -> None:
-        self._period = Period(eval_period)
+        self._period = read_period(eval_period)
         self._checkpointer = checkpointer
         self._best = Best(val_metric, mode)
         self._file_prefix = file_prefix
-        self._was_evaluated = False
+        self._results: dict[str, Any] = {}  # of evaluations since the last look
+        self._was_evaluated = False  # since then
+        self._has_results = False  # some evaluation had any
         self._before: dict[str, Any] | None = None  # the best before one that is being written
 
     @property
@@ -179,11 +186,13 @@ class BestCheckpointer(HookBase):
 
     def after_eval(self, results: dict[str, Any]) -> None:
         self._was_evaluated = True
+        self._has_results |= bool(results)
+        self._results.update(results)
 
     def after_step(self) -> None:
         is_last = self.trainer.iter == self.trainer.max_iter - 1
-        is_due = self._period.is_due(self.trainer) or self._was_evaluated
-        if is_due and not is_last:
+        is_checked = is_due(self._period, self.trainer) or self._was_evaluated
+        if is_checked and not is_last:
             self._save_if_best()
 
     def after_train(self) -> None:
@@ -191,11 +200,9 @@ class BestCheckpointer(HookBase):
             self._save_if_best()
 
     def _save_if_best(self) -> None:
-        self._was_evaluated = False
         self._forget_unsaved()
-        latest = {name: value for name, (value, _) in self.trainer.storage.latest().items()}
         before = self._best.state_dict()
-        is_best = self._best.update(latest, self.trainer.iter)
+        is_best = self._best.update(self._take_results(), self.trainer.iter)
         if is_best:
             logger.info(
                 "Best %s so far: %.5f at iteration %d",
@@ -217,6 +224,15 @@ class BestCheckpointer(HookBase):
         except (OSError, FloatingPointError) as error:
             warn_of_failed_save(self._file_prefix, error)
             self._best.load_state_dict(before)
+
+    def _take_results(self) -> dict[str, Any]:
+        results, self._results, self._was_evaluated = self._results, {}, False
+        if self._best.name_in(results) is None:
+            history = self.trainer.storage.histories().get(self._best.metric)
+            # Beside results, a value that came in the step before too is one of training.
+            if history and not (self._has_results and len(history.recent(2)) > 1):
+                return {self._best.metric: history.latest()}
+        return results
 
     def _note_as_saved(self) -> None:
         self._before = None
@@ -249,15 +265,15 @@ class SafetensorsHook(HookBase):
             raise ImportError("pip install 'train-engine[export]' for SafetensorsHook") from error
         self._as_bytes = save
         self._output_dir = os.fspath(output_dir)
-        self._period = Period(period)
+        self._period = read_period(period)
         self._prefix = prefix
 
     def before_train(self) -> None:
         if is_sharded(self.trainer.model):  # type: ignore[attr-defined]
-            self._period = JointPeriod(self._period)  # all ranks gather the weights
+            self._period = read_period(self._period, JointPeriod)  # all ranks gather the weights
 
     def after_step(self) -> None:
-        if self._period.is_due(self.trainer):
+        if is_due(self._period, self.trainer):
             name = f"{self._prefix}_{self.trainer.iter:07d}"
             with going_on_without_a_save(name):
                 self._save(name)

@@ -13,7 +13,7 @@ class EarlyStopping(HookBase):
     `metric` and `mode` are those of `Best`: "+accuracy", "-loss", or a name with a mode.
     """
 
-    priority = Priority.LOW  # after evaluation has put its results into the storage
+    priority = Priority.LOW  # after evaluations, and hooks that look at their results
 
     def __init__(
         self, metric: str, patience: int = 5, mode: Mode | None = None, min_delta: float = 0.0
@@ -27,7 +27,7 @@ class EarlyStopping(HookBase):
     def after_eval(self, results: dict[str, Any]) -> None:
         if not comm.is_main_process():  # others may have no results, or other ones
             return
-        if self.best.metric not in results:  # of another evaluation, unless it never comes
+        if self.best.name_in(results) is None:  # of another evaluation, unless it never comes
             if results and self.best.value is None:
                 self.best.update(results, self.trainer.iter)  # warns
             return

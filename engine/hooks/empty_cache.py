@@ -3,7 +3,7 @@
 import torch
 
 from engine.hooks.base import HookBase, Priority
-from engine.utils.periods import Period
+from engine.utils.periods import is_due, read_period
 
 
 class EmptyCacheHook(HookBase):
@@ -20,14 +20,14 @@ class EmptyCacheHook(HookBase):
     ) -> None:
         self._before_epoch = before_epoch
         self._after_epoch = after_epoch
-        self._period = Period(after_step)
+        self._period = read_period(after_step)
 
     def before_epoch(self) -> None:
         if self._before_epoch:
             empty_cache()
 
     def after_step(self) -> None:
-        if self._period.is_due(self.trainer):
+        if is_due(self._period, self.trainer):
             empty_cache()
 
     def after_epoch(self) -> None:

@@ -10,6 +10,7 @@ from engine.hooks.base import HookBase, Priority
 from engine.hooks.hook_list import attach_error
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
+from engine.utils.periods import is_due, read_period
 
 
 class EvalHook(HookBase):
@@ -20,7 +21,7 @@ class EvalHook(HookBase):
     failed, or is to be continued, has none. With a period of 0 there is only that one.
     """
 
-    priority = Priority.LOW  # after all that changes the weights, before what uses the results
+    priority = Priority.NORMAL  # hooks of users that look at its results are registered after it
 
     def __init__(
         self,
@@ -28,13 +29,13 @@ class EvalHook(HookBase):
         eval_function: Callable[[], Mapping[str, Any] | None],
         eval_after_train: bool = True,
     ) -> None:
-        self._period = JointPeriod(eval_period)
+        self._period = read_period(eval_period, JointPeriod)
         self._func = eval_function
         self._eval_after_train = eval_after_train
 
     def after_step(self) -> None:
         is_last = self.trainer.iter == self.trainer.max_iter - 1
-        if self._period.is_due(self.trainer) and not is_last:
+        if is_due(self._period, self.trainer) and not is_last:
             self._do_eval()
 
     def after_train(self) -> None:

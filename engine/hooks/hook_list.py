@@ -13,6 +13,9 @@ from engine.utils.unique_names import unique_names
 
 logger = logging.getLogger(__name__)
 
+LEAST_SECONDS = 0.001  # that a table of times shows
+POINTS_WIDTH = 60  # characters, so that the tables fit a terminal
+
 
 @dataclass(slots=True)
 class _Call:
@@ -114,12 +117,31 @@ class HookList:
         return next(name for name, one in self._named().items() if one is hook)
 
     def order_table(self) -> str:
-        """The hooks of each point in their order, with their priorities."""
-        return self._table("hooks (priority)", lambda call: f"{int(call.hook.priority)}")
+        """The hooks in their order, with their priorities and the points they act at."""
+        rows = [
+            (_short(name), int(hook.priority), ", ".join(self._seconds_at_points(hook)) or "none")
+            for name, hook in self._named().items()
+        ]
+        return _table(rows, ("hook", "priority", "points"))
 
     def time_table(self) -> str:
-        """The hooks of each point in their order, with the seconds that each took in all."""
-        return self._table("hooks (seconds)", lambda call: f"{call.seconds:.3f}")
+        """The seconds that each hook took, in all and at its points, the longest first.
+
+        What is under a millisecond is left out; such hooks share the last row.
+        """
+        rows, others = [], []
+        for name, hook in self._named().items():
+            at_points = self._seconds_at_points(hook)
+            seconds = sum(at_points.values())
+            if seconds < LEAST_SECONDS:
+                others.append(seconds)
+                continue
+            shown = [f"{p} {took:.3f}" for p, took in at_points.items() if took >= LEAST_SECONDS]
+            rows.append((_short(name), seconds, ", ".join(shown)))
+        rows.sort(key=lambda row: -row[1])
+        if others:
+            rows.append((f"others ({len(others)})", sum(others), ""))
+        return _table(rows, ("hook", "seconds", "at"))
 
     def _collect_calls(self, keep_times: bool = True) -> None:
         for point, old in self.calls.items():
@@ -154,13 +176,14 @@ class HookList:
     def _named(self) -> dict[str, HookBase]:
         return dict(zip(unique_names(self.hooks), self.hooks, strict=True))
 
-    def _table(self, title: str, note: Callable[[_Call], str]) -> str:
-        rows = [
-            (point, "  ".join(f"{type(call.hook).__name__} ({note(call)})" for call in calls))
+    def _seconds_at_points(self, hook: HookBase) -> dict[str, float]:
+        """The points that a hook acts at, with the seconds it took there."""
+        return {
+            point: call.seconds
             for point, calls in self.calls.items()
-            if calls
-        ]
-        return tabulate(rows, headers=("point", title))
+            for call in calls
+            if call.hook is hook
+        }
 
 
 def attach_error(first: BaseException, later: BaseException) -> None:
@@ -170,6 +193,15 @@ def attach_error(first: BaseException, later: BaseException) -> None:
     if hasattr(first, "add_note"):  # Python 3.11
         for note in (text, *getattr(later, "__notes__", ())):
             first.add_note(note)
+
+
+def _short(name: str) -> str:
+    """Without the function that a class was defined in."""
+    return name.rpartition(".")[2]
+
+
+def _table(rows: Sequence[tuple[Any, ...]], headers: Sequence[str]) -> str:
+    return tabulate(rows, headers, floatfmt=".3f", maxcolwidths=[None, None, POINTS_WIDTH])
 
 
 def _overrides(hook: HookBase, point: str) -> bool:

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from engine.hooks.base import HookBase
-from engine.utils.periods import Period
+from engine.utils.periods import is_due, read_period
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ class TorchMemoryStats(HookBase):
     """
 
     def __init__(self, period: int | str = 20, max_runs: int = 10) -> None:
-        self._period = Period(period)
+        self._period = read_period(period)
         self._max_runs = max_runs
         self._runs = 0
 
@@ -26,7 +26,7 @@ class TorchMemoryStats(HookBase):
         if self._runs >= self._max_runs or not torch.cuda.is_available():
             return
         is_last = self.trainer.iter == self.trainer.max_iter - 1
-        if self._period.is_due(self.trainer) or is_last:
+        if is_due(self._period, self.trainer) or is_last:
             self._runs += 1
             self._log()
 

@@ -12,6 +12,7 @@ from engine.events import EventStorage
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
 from engine.utils.endless import EndlessIterator
+from engine.utils.periods import is_due, read_period
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +28,12 @@ class PreciseBN(HookBase):
     (`start_at`): other ones each time. From other loaders it takes the next ones.
     """
 
-    priority = Priority.BELOW_NORMAL
+    priority = Priority.ABOVE_NORMAL + 5  # after EMAHook, before evaluations
 
     def __init__(
         self, period: int | str, model: nn.Module, data_loader: Iterable[Any], num_iter: int
     ) -> None:
-        self._period = JointPeriod(period)
+        self._period = read_period(period, JointPeriod)
         self._model = model
         self._data_loader = data_loader
         self._num_iter = num_iter
@@ -51,11 +52,11 @@ class PreciseBN(HookBase):
 
     def after_step(self) -> None:
         is_last = self.trainer.iter == self.trainer.max_iter - 1
-        if self._period.is_due(self.trainer) or is_last:
+        if is_due(self._period, self.trainer) or is_last:
             self._update_after(self.trainer.iter)
 
     def after_train(self) -> None:
-        trainer, last = self.trainer, self.trainer.iter - 1
+        trainer, last = self.trainer, self.trainer._next_iter - 1
         if self._updated_after != last and not (trainer.failed or trainer.requeue):
             self._update_after(last)  # the run was stopped: its last evaluation comes now
 

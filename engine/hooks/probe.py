@@ -14,7 +14,7 @@ from engine.events.media import as_image
 from engine.hooks.base import HookBase, Priority
 from engine.parallel import comm
 from engine.utils.files import atomic_write
-from engine.utils.periods import Period
+from engine.utils.periods import is_due, read_period
 
 Probe = torch.Tensor | np.ndarray | str | int | float
 
@@ -39,14 +39,14 @@ class ProbeHook(HookBase):
     numbers also go to the writers as `probe/NAME`. Ranks other than 0 have a folder each inside.
     """
 
-    priority = Priority.BELOW_NORMAL  # what an evaluation probes is not of this step
+    priority = Priority.ABOVE_NORMAL  # what an evaluation probes is not of this step
 
     def __init__(self, output_dir: str, period: int | str = 1000) -> None:
         self._output_dir = os.fspath(output_dir)
-        self._period = Period(period)
+        self._period = read_period(period)
 
     def before_step(self) -> None:
-        if self._period.is_due(self.trainer):
+        if is_due(self._period, self.trainer):
             vars(self.trainer.storage)["_probes"] = {}
 
     def after_step(self) -> None:

@@ -3,13 +3,14 @@
 import logging
 import os
 import sys
+from collections import Counter
 from typing import Any
 
 from engine.events import printer
 from engine.hooks.base import HookBase, Priority
 from engine.parallel import comm
 from engine.utils.logger import console_handlers
-from engine.utils.periods import Period
+from engine.utils.periods import is_due, read_period
 
 
 class ProgressBar(HookBase):
@@ -21,7 +22,7 @@ class ProgressBar(HookBase):
     priority = Priority.VERY_LOW  # after all that puts something into the storage
 
     def __init__(self, period: int | str = 20) -> None:
-        self._period = Period(period)
+        self._period = read_period(period)
         self._bar: Any = None
 
     def before_train(self) -> None:
@@ -43,14 +44,11 @@ class ProgressBar(HookBase):
         if self._bar is None:
             return
         self._bar.update()
-        if self._period.is_due(self.trainer):
+        if is_due(self._period, self.trainer):
             values = self.trainer.storage.latest_with_smoothing_hint()
-            shown = {
-                name.rsplit("/", 1)[-1]: f"{value:.4g}"
-                for name, (value, _) in values.items()
-                if "loss" in name or "acc" in name
-            }
-            self._bar.set_postfix(shown)
+            shown = [name for name in values if "loss" in name or "acc" in name]
+            labels = _short_names(shown)
+            self._bar.set_postfix({labels[name]: f"{values[name][0]:.4g}" for name in shown})
 
     def after_train(self) -> None:
         if self._bar is not None:
@@ -66,6 +64,13 @@ def _has_screen() -> bool:
         return sys.stdout.isatty() and all(os.get_terminal_size(sys.stdout.fileno()))
     except OSError:
         return False
+
+
+def _short_names(names: list[str]) -> dict[str, str]:
+    """Each name without what is before its last "/", unless another one would be the same."""
+    short = {name: name.rsplit("/", 1)[-1] for name in names}
+    counts = Counter(short.values())
+    return {name: one if counts[one] == 1 else name for name, one in short.items()}
 
 
 def _is_no_progress_line(record: logging.LogRecord) -> bool:

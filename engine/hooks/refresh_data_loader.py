@@ -5,6 +5,7 @@ from typing import Any
 
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
+from engine.utils.periods import is_due, read_period
 
 
 class RefreshDataLoader(HookBase):
@@ -16,10 +17,10 @@ class RefreshDataLoader(HookBase):
     priority = Priority.VERY_LOW  # after hooks and evaluations that change the data
 
     def __init__(self, period: int | str, builder: Callable[[], Iterable[Any]]) -> None:
-        self._period = JointPeriod(period)
+        self._period = read_period(period, JointPeriod)
         self._builder = builder
 
     def after_step(self) -> None:
         is_last = self.trainer.iter == self.trainer.max_iter - 1
-        if self._period.is_due(self.trainer) and not is_last:
+        if is_due(self._period, self.trainer) and not is_last:
             self.trainer.reset_data_loader(self._builder)  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ import torch
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
+from engine.utils.periods import is_due, read_period
 
 
 class SyncBuffersHook(HookBase):
@@ -13,10 +14,10 @@ class SyncBuffersHook(HookBase):
     priority = Priority.HIGH  # before averages, evaluations and checkpoints use the buffers
 
     def __init__(self, period: int | str = "1 epoch") -> None:
-        self._period = JointPeriod(period)
+        self._period = read_period(period, JointPeriod)
 
     def after_step(self) -> None:
-        if comm.get_world_size() > 1 and self._period.is_due(self.trainer):
+        if comm.get_world_size() > 1 and is_due(self._period, self.trainer):
             self.synchronize()
 
     @torch.no_grad()

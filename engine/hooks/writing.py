@@ -8,7 +8,7 @@ from engine.hooks.base import HookBase, Priority
 from engine.hooks.hook_list import attach_error
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
-from engine.utils.periods import Period
+from engine.utils.periods import Period, is_due, read_period
 
 
 class PeriodicWriter(HookBase):
@@ -31,7 +31,7 @@ class PeriodicWriter(HookBase):
                 raise TypeError(f"a writer must be an EventWriter, got {type(writer).__name__}")
         self._writers = list(writers)
         self._over_ranks = over_ranks
-        self._period = JointPeriod(period) if over_ranks else Period(period)
+        self._period = read_period(period, JointPeriod if over_ranks else Period)
         self._was_evaluated = False
 
     def before_train(self) -> None:
@@ -55,7 +55,7 @@ class PeriodicWriter(HookBase):
     def after_step(self) -> None:
         trainer = self.trainer
         is_last = trainer.iter == trainer.max_iter - 1
-        if self._period.is_due(trainer) or is_last or self._was_evaluated:
+        if is_due(self._period, trainer) or is_last or self._was_evaluated:
             self._was_evaluated = False
             trainer.storage.join_ranks()
             self._call_all("write")

@@ -51,6 +51,20 @@ class Period:
         return f"Period({self.spec!r})"
 
 
+def read_period(spec: int | str | Period, kind: type[Period] = Period) -> int | Period:
+    """A period for a hook to keep: one of iterations as an int, which its users compare and set
+    (`hook._period = 100`), others as a `kind`."""
+    period = kind(spec)
+    return period if period._epochs or period._seconds else period._iterations
+
+
+def is_due(period: int | Period, clock: Clock) -> bool:
+    """Whether what `read_period` gave ends with the clock's current iteration."""
+    if isinstance(period, Period):
+        return period.is_due(clock)
+    return period > 0 and (clock.iter + 1) % period == 0
+
+
 def _parse(spec: int | str) -> tuple[int, int, float]:
     """The period as iterations, epochs and seconds, of which at most one is not 0."""
     if isinstance(spec, int) and not isinstance(spec, bool):

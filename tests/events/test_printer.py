@@ -180,3 +180,31 @@ def test_a_line_needs_one_transfer_for_all_it_shows(printed, operations):
         CommonMetricPrinter(100).write()
     assert printed() == [{"iter": "19", "loss": "1", "loss_box": "2"}]
     assert (operations.conversions, operations.transfers) == (0, 1)
+
+
+def test_the_result_of_an_evaluation_stands_in_the_line_after_it_and_not_in_later_ones(printed):
+    printer = CommonMetricPrinter()
+    with EventStorage() as storage:
+        for storage.iter in range(60):
+            storage.put_scalar("total_loss", 1.0)
+            if storage.iter == 19:
+                storage.put_scalar("test/loss", 0.5, smoothing_hint=False)
+                storage.put_scalar("[metric]AP", 31.0, smoothing_hint=False)
+            if (storage.iter + 1) % 20 == 0:
+                printer.write()
+    assert [list(line) for line in printed()] == [
+        ["iter", "total_loss", "test/loss", "[metric]AP"],
+        ["iter", "total_loss"],
+        ["iter", "total_loss"],
+    ]
+
+
+def test_what_came_since_the_line_before_is_shown_though_the_window_is_shorter(printed):
+    printer = CommonMetricPrinter(window_size=2)
+    with EventStorage() as storage:
+        for storage.iter in range(20):
+            if storage.iter % 10 == 3:
+                storage.put_scalar("total_loss", storage.iter)
+            if (storage.iter + 1) % 10 == 0:
+                printer.write()
+    assert printed()[-1]["total_loss"] == "13"

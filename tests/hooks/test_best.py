@@ -58,6 +58,17 @@ def test_a_missing_metric_is_not_best_and_the_close_names_are_logged(log):
     assert not Best("+accuracy").update({}, 19)
 
 
+def test_the_end_of_a_name_is_enough_where_only_one_ends_so(log):
+    best = Best("+accuracy")
+    assert best.update({"digits/accuracy": 0.8, "digits/top5_accuracy": 0.9}, 9)
+    assert best.value == 0.8
+    assert best.update({"accuracy": 0.9, "digits/accuracy": 0.1}, 19)
+    assert best.value == 0.9
+    for iteration in (29, 39):
+        assert not best.update({"digits/accuracy": 1.0, "letters/accuracy": 1.0}, iteration)
+    assert log.text.count("which one is meant: digits/accuracy, letters/accuracy?") == 1
+
+
 def test_the_best_survives_a_resume():
     best = Best("-loss")
     best.update({"loss": -2.0}, 7)

@@ -9,7 +9,7 @@ import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from torch import nn
 
-from engine import SimpleTrainer
+from engine import EventStorage, SimpleTrainer
 from engine.checkpoint import Checkpointer
 from engine.events import JSONWriter
 from engine.events.nonfinite import NonFiniteGuard
@@ -90,6 +90,49 @@ def test_it_saves_every_period_and_at_the_end(model, batches, tmp_path):
     assert last(tmp_path) == "model_final.pth"
     loaded = [torch.load(path, weights_only=True) for path in sorted(tmp_path.glob("*.pth"))]
     assert [checkpoint["iteration"] for checkpoint in loaded] == [9, 19, 24]
+
+
+class OldLoop(SimpleTrainer):
+    """Has the loop written out, and does not count `iter` up after its last step."""
+
+    def train(self, start_iter: int, max_iter: int) -> None:
+        self.start_iter, self.max_iter = start_iter, max_iter
+        with EventStorage(start_iter) as self.storage:
+            self.before_train()
+            for self.iter in range(start_iter, max_iter):
+                self.before_step()
+                self.run_step()
+                self.after_step()
+            self.after_train()
+
+
+@pytest.mark.parametrize("start_iter", [0, 11])
+def test_a_loop_of_the_users_own_ends_with_the_final_file(model, batches, tmp_path, start_iter):
+    trainer = OldLoop(model, batches, torch.optim.SGD(model.parameters(), 0.01))
+    checkpointer = Checkpointer(model, tmp_path, trainer=trainer)
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 100)])
+    trainer.train(start_iter, 12)
+    assert names(tmp_path) == ["last_checkpoint", "model_final.pth"]
+    saved = torch.load(tmp_path / "model_final.pth", weights_only=True)
+    assert saved["iteration"] == saved["trainer"]["iteration"] == 11
+
+
+def test_a_period_of_iterations_is_a_number_that_can_be_read_and_set(model, batches, tmp_path):
+    class Odd(PeriodicCheckpointer):
+        def after_step(self) -> None:
+            if self.period == 10 and self.trainer.iter in (3, self.max_iter - 2):
+                self.save(f"odd_{self.trainer.iter}")
+
+    usual = PeriodicCheckpointer(Checkpointer(model, tmp_path), 5)
+    odd = Odd(Checkpointer(model, tmp_path), 10)
+    usual.period *= 3
+    make_trainer(model, batches, usual, odd).train(0, 20)
+    assert names(tmp_path)[1:] == [
+        "model_0000014.pth",
+        "model_final.pth",
+        "odd_18.pth",
+        "odd_3.pth",
+    ]
 
 
 def test_the_period_may_be_in_epochs(model, batches, tmp_path):
@@ -436,6 +479,28 @@ def test_a_metric_that_a_model_stores_is_compared_every_period(model, batches, t
     assert hook.best_metric == 9.0
 
 
+def test_the_metric_of_an_evaluation_decides_and_not_that_of_training(model, batches, tmp_path):
+    store = CallbackHook(after_step=lambda t: t.storage.put_scalar("score", 9 - t.iter))
+    left = iter([0.1, 0.3, 0.2])
+    evaluation = EvalHook(5, lambda: {"test": {"score": next(left)}})
+    best = BestCheckpointer(5, Checkpointer(model, tmp_path), "+score")
+    lacking = BestCheckpointer(5, Checkpointer(model, tmp_path), "+total_loss")
+    make_trainer(model, batches, store, evaluation, best, lacking).train(0, 15)
+    assert (best.best_metric, best.best_iter) == (0.3, 9)
+    assert lacking.best_metric is None
+
+
+def test_a_metric_that_a_hook_only_stores_is_found_beside_an_evaluation(model, batches, tmp_path):
+    def validate(trainer) -> None:
+        if (trainer.iter + 1) % 5 == 0:
+            trainer.storage.put_scalar("validation_loss", abs(trainer.iter - 9))
+
+    evaluation = EvalHook(5, lambda: {"test": {"score": 1.0}})
+    hook = BestCheckpointer(5, Checkpointer(model, tmp_path), "validation_loss", "min")
+    make_trainer(model, batches, evaluation, CallbackHook(after_step=validate), hook).train(0, 20)
+    assert (hook.best_metric, hook.best_iter) == (0.0, 9)
+
+
 def test_last_checkpoint_never_names_the_best_file(model, batches, tmp_path):
     def look(trainer) -> None:
         tagged.append(last(tmp_path) if (tmp_path / "last_checkpoint").exists() else None)
@@ -478,7 +543,7 @@ def test_a_missing_metric_warns_and_saves_nothing(model, batches, tmp_path, log)
     hook = BestCheckpointer(10, Checkpointer(model, tmp_path), "test/scor")
     best_run(model, batches, [0.1] * 4, hook).train(0, 40)
     assert names(tmp_path) == []
-    assert "did you mean test/score?" in log.text
+    assert log.text.count("did you mean test/score?") == log.text.count("No metric") == 1
 
 
 def test_a_stopped_run_is_evaluated_and_saved_as_best_and_last(model, batches, tmp_path):

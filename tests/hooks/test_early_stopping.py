@@ -68,6 +68,17 @@ def test_a_metric_that_never_comes_is_warned_of(log):
     assert "did you mean accuracy?" in log.text
 
 
+def test_the_end_of_the_metrics_name_is_enough():
+    trainer = Trainer([], hook := EarlyStopping("+accuracy", patience=3))
+    scores = iter(SCORES)
+    evaluate = CallbackHook(
+        after_step=lambda trainer: trainer.after_eval({"classification/accuracy": next(scores)})
+    )
+    trainer.register_hooks([evaluate])
+    trainer.train(0, 10)
+    assert (trainer.iter, hook.best.value) == (5, 0.7)
+
+
 def test_evaluations_without_the_metric_do_not_count():
     trainer = Trainer(SCORES, EarlyStopping("+accuracy", patience=3))
     quick = CallbackHook(after_step=lambda trainer: trainer.after_eval({"quick/loss": 1.0}))

@@ -12,10 +12,12 @@ from engine.evaluation import DatasetEvaluator, inference_on_dataset
 from engine.events import JSONWriter
 from engine.hooks import (
     CallbackHook,
+    EMAHook,
     EvalHook,
     HookBase,
     PeriodicCheckpointer,
     PeriodicWriter,
+    PreciseBN,
     StopOnSignal,
 )
 
@@ -40,6 +42,51 @@ def make_trainer(model, batches, *hooks) -> SimpleTrainer:
 
 def lines(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_hooks_that_are_registered_after_it_see_its_results_in_the_same_step(model, batches):
+    class Look(HookBase):
+        def __init__(self) -> None:
+            self.seen_at: list[int] = []
+
+        def after_step(self) -> None:
+            if "score" in self.trainer.storage.latest():
+                self.seen_at.append(self.trainer.iter)
+
+    before, after = Look(), Look()
+    evaluation = EvalHook(5, Evaluation({"score": 1.0}))
+    make_trainer(model, batches, before, evaluation, after).train(0, 7)
+    assert before.seen_at == [5, 6]
+    assert after.seen_at == [4, 5, 6]
+
+
+def test_it_sees_averaged_weights_and_exact_statistics_of_hooks_registered_after_it():
+    class Shifted(nn.BatchNorm1d):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return super().forward(batch).sum(0).mean()  # its bias goes down by 0.04 in each step
+
+    model, batches, seen = Shifted(2), [torch.rand(8, 2) + 5], []
+    evaluation = EvalHook(
+        3, lambda: seen.append((model.bias.tolist(), model.running_mean.clone())), False
+    )
+    precise_bn = PreciseBN(3, model, batches, num_iter=1)
+    make_trainer(model, batches, evaluation, EMAHook(decay=0.5), precise_bn).train(0, 4)
+    ((bias, mean),) = seen
+    assert bias == pytest.approx(2 * [-0.04 / 8 - 0.08 / 4 - 0.12 / 2])
+    torch.testing.assert_close(mean, batches[0].mean(0))
+
+
+def test_subclasses_may_compare_and_set_the_period(model, batches):
+    class Own(EvalHook):
+        def after_step(self) -> None:
+            if self._period > 0 and (self.trainer.iter + 1) % self._period == 0:
+                self._do_eval()
+
+    evaluation = Evaluation()
+    hook = Own(10, evaluation, eval_after_train=False)
+    hook._period = 4
+    make_trainer(model, batches, hook).train(0, 10)
+    assert evaluation.called_at == [3, 7]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from engine import HookBase
+from engine.hooks.base import POINTS
 from engine.hooks.hook_list import EvaluationLeft, HookList, attach_error
 
 
@@ -140,13 +141,54 @@ def test_states_are_kept_by_a_name_for_each_hook_and_empty_ones_left_out():
     assert [hook.state for hook in hooks] == [{"x": 1}, {"x": 2}, {"x": 3}]
 
 
-def test_the_tables_have_a_row_for_each_point_that_somebody_uses():
+def rows(table: str) -> list[list[str]]:
+    """The words of each row, without the headers."""
+    return [line.split() for line in table.splitlines()[2:]]
+
+
+def test_the_order_is_a_row_for_each_hook_with_its_priority_and_points():
     hooks = HookList()
-    hooks.add([Busy("a", []), Sleepy(), Busier("b", [])], priority=None)
-    order = hooks.order_table().splitlines()
-    assert [line.split()[0] for line in order[2:]] == ["before_train", "after_train", "after_eval"]
-    assert order[2].endswith("Busy (50)  Busier (50)")
-    assert hooks.time_table().splitlines()[2].endswith("Busy (0.000)  Busier (0.000)")
+    hooks.add([Busier("a", []), Sleepy(), Busier("b", [])], priority=None)
+    hooks.add([Busy("c", [])], priority="HIGH")
+    points = ["before_train,", "after_train,", "after_eval"]
+    assert rows(hooks.order_table()) == [
+        ["Busy", "30", *points],
+        ["Busier", "50", *points],
+        ["Sleepy", "50", "none"],
+        ["Busier#2", "50", *points],
+    ]
+
+
+def took(hooks: HookList, hook: HookBase, **seconds: float) -> None:
+    """As if the hook had taken these seconds at these points."""
+    for point, spent in seconds.items():
+        next(call for call in hooks.calls[point] if call.hook is hook).seconds = spent
+
+
+def test_the_tables_fit_a_terminal():
+    everywhere = Sleepy()
+    for point in POINTS:
+        setattr(everywhere, point, lambda: None)
+    hooks = HookList()
+    hooks.add([everywhere], priority=None)
+    took(hooks, everywhere, **dict.fromkeys(POINTS, 1000.0))
+    for table in (hooks.order_table(), hooks.time_table()):
+        assert all(point in table for point in POINTS)
+        assert max(map(len, table.splitlines())) < 100
+
+
+def test_times_are_those_of_the_hooks_that_took_some_the_longest_first():
+    quick, slow, slower = Busy("a", []), Busy("b", []), Busier("c", [])
+    hooks = HookList()
+    hooks.add([Sleepy(), quick, slow, slower], priority=None)
+    took(hooks, quick, before_train=0.0004, after_eval=0.0004)
+    took(hooks, slow, before_train=0.0123, after_eval=0.0004)
+    took(hooks, slower, after_train=1.5, after_eval=0.25)
+    assert rows(hooks.time_table()) == [
+        ["Busier", "1.750", "after_train", "1.500,", "after_eval", "0.250"],
+        ["Busy#2", "0.013", "before_train", "0.012"],
+        ["others", "(2)", "0.001"],
+    ]
 
 
 def test_times_are_counted_anew_in_each_run():
@@ -162,7 +204,7 @@ def test_times_are_counted_anew_in_each_run():
     times = []
     for _ in range(2):
         hooks.start()
-        times.append(float(hooks.time_table().rpartition("(")[2].rstrip(")")))
+        times.append(hooks.calls["before_train"][0].seconds)
     assert times[0] > times[1]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine import DefaultTrainer, SimpleTrainer, get_event_storage
+from engine import DefaultTrainer, EventStorage, SimpleTrainer, get_event_storage
 from engine.data import build_train_loader
 from engine.hooks import CallbackHook, EvalHook, PreciseBN
 
@@ -56,6 +56,25 @@ def test_it_runs_every_period_and_once_at_the_last_step(log, period, max_iter, r
     seen = [value for value, _ in trainer.storage.history("passes").values()]
     skipped = [int(after - before) for before, after in itertools.pairwise([*seen, model.passes])]
     assert [at for at, gap in enumerate(skipped) if gap > 1] == runs_after
+
+
+def test_a_loop_that_does_not_count_past_its_last_step_has_it_once_there(log):
+    class OldLoop(SimpleTrainer):
+        def train(self, start_iter: int, max_iter: int) -> None:
+            self.start_iter, self.max_iter = start_iter, max_iter
+            with EventStorage(start_iter) as self.storage:
+                self.before_train()
+                for self.iter in range(start_iter, max_iter):
+                    self.before_step()
+                    self.run_step()
+                    self.after_step()
+                self.after_train()
+
+    model, batches = WithNorm(), make_batches()
+    trainer = OldLoop(model, batches, torch.optim.SGD(model.parameters(), 0.0))
+    trainer.register_hooks([PreciseBN(0, model, batches, num_iter=2)])
+    trainer.train(0, 3)
+    assert log.text.count("Running PreciseBN") == 1
 
 
 @pytest.mark.parametrize(("requeue", "runs"), [(False, 2), (True, 1)])

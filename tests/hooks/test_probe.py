@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.events import EventStorage
+from engine.hooks.evaluation import EvalHook
 from engine.hooks.probe import ProbeHook, probe
 from engine.train_loop import TrainerBase
 
@@ -37,6 +38,12 @@ def load(file):
 def test_the_steps_of_the_period_are_written(tmp_path):
     Trainer(lambda: {"one": 1}, ProbeHook(tmp_path, period=2)).train(0, 5)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-1", "step-3"]
+
+
+def test_what_an_evaluation_probes_is_not_of_the_step(tmp_path):
+    evaluation = EvalHook(1, lambda: probe("of the evaluation", 2))
+    Trainer(lambda: {"one": 1}, evaluation, ProbeHook(tmp_path, period=1)).train(0, 2)
+    assert list(json.loads((tmp_path / "step-0" / "index.json").read_text())) == ["one"]
 
 
 def test_tensors_and_arrays_are_files_that_torch_loads(tmp_path):

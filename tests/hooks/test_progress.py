@@ -82,6 +82,18 @@ def test_a_terminal_shows_a_bar_and_the_file_gets_the_lines(model, batches, logg
     assert progress_lines(logged.read_text().splitlines()) == [4, 9, 14, 19]
 
 
+def test_metrics_that_end_alike_are_shown_under_their_whole_names(model, batches, logged):
+    def store(trainer) -> None:
+        numbers = {"train/accuracy": 0.5, "test/accuracy": 0.25, "test/acc": 1.0}
+        for name, value in numbers.items():
+            trainer.storage.put_scalar(name, value)
+
+    with terminal(columns=200) as shown:
+        make_trainer(model, batches, CallbackHook(after_step=store)).train(0, 5)
+    last = [line for line in shown if "it/s" in line][-1]
+    assert "train/accuracy=0.5, test/accuracy=0.25, acc=1" in last
+
+
 def test_a_terminal_without_a_size_gets_the_lines(model, batches, logged):
     with terminal(rows=0, columns=0) as shown:
         make_trainer(model, batches).train(0, 20)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.utils import periods
-from engine.utils.periods import Period
+from engine.utils.periods import Period, is_due, read_period
 
 
 class Clock:
@@ -81,3 +81,26 @@ def test_epochs_of_unknown_length_are_an_error_that_says_what_to_do():
 
 def test_a_period_is_made_from_another_and_shows_what_it_was_made_from():
     assert repr(Period(Period("10 min"))) == "Period('10 min')"
+
+
+@pytest.mark.parametrize(("spec", "kept"), [(5, 5), ("5 it", 5), (0, 0), (-1, 0), (Period("5"), 5)])
+def test_a_period_of_iterations_is_kept_as_a_number(spec, kept):
+    period, clock = read_period(spec), Clock()
+    assert (period, type(period)) == (kept, int)
+    found = []
+    for clock.iter in range(17):
+        if is_due(period, clock):
+            found.append(clock.iter)
+    assert found == due(Period(spec), Clock(), 17)
+
+
+def test_other_periods_are_objects_of_the_kind_that_is_asked_for():
+    class Own(Period):
+        pass
+
+    period, clock = read_period("2 epoch", Own), Clock(epoch_length=3)
+    assert type(period) is Own
+    clock.iter = 5
+    assert is_due(period, clock)
+    clock.iter = 6
+    assert not is_due(period, clock)
