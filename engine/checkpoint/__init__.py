@@ -1,5 +1,8 @@
 """Saving and loading of models and runs."""
 
+from importlib import import_module
+from typing import Any
+
 from engine.checkpoint.checkpointer import Checkpointer, CheckpointError, warn_of_failed_save
 from engine.checkpoint.folder import delete_checkpoint
 from engine.checkpoint.last_checkpoint import begin_run
@@ -11,3 +14,10 @@ __all__ = [
     "delete_checkpoint",
     "warn_of_failed_save",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # detectron2 has it here too. It is a hook: an import at the top would point up.
+    if name == "PeriodicCheckpointer":
+        return import_module("engine.hooks").PeriodicCheckpointer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -68,6 +68,9 @@ _C.DATALOADER.TRAIN_LOADER = "build_train_loader"
 _C.DATALOADER.MAPPER = ""
 # The same for test samples.
 _C.DATALOADER.TEST_MAPPER = ""
+# Function that makes a batch of a list of samples, "package.module:function"; "" is torch's, which
+# stacks them. "engine.data:trivial_batch_collator" leaves the list: detectron2's models want it.
+_C.DATALOADER.COLLATE = ""
 # Worker processes for each training process; 0 loads in the training process itself.
 _C.DATALOADER.NUM_WORKERS = Within(4, low=0)
 # Batches that each worker prepares ahead.
@@ -213,7 +216,8 @@ _C.SOLVER.AMP.PRECISION = OneOf("float16", "bfloat16")
 _C.CHECKPOINT = CN()
 # Periodic checkpoints that are kept, the newest ones; 0 keeps all.
 _C.CHECKPOINT.KEEP_LAST = Within(0, low=0)
-# Also keep the best by this metric: "+accuracy" for the highest, "-loss" for the lowest; "" is off.
+# Also keep the best by this metric of evaluations: "+accuracy" (or all of the name, as in
+# "+classification/accuracy") for the highest, "-loss" for the lowest; "" is off.
 _C.CHECKPOINT.BEST_METRIC = ""
 # Write checkpoints while training goes on; takes memory for a copy of the state, at times two.
 _C.CHECKPOINT.BACKGROUND = True
@@ -253,7 +257,8 @@ _C.EMA.BUFFERS = False
 
 # Stop when a metric no longer improves.
 _C.EARLY_STOPPING = CN()
-# "+accuracy" if higher is better, "-loss" if lower is; "" is off.
+# "+accuracy" (or all of the name: "+classification/accuracy") if higher is better, "-loss" if lower
+# is; "" is off.
 _C.EARLY_STOPPING.METRIC = ""
 # Evaluations without improvement before the run stops.
 _C.EARLY_STOPPING.PATIENCE = Within(5, low=1)

@@ -34,8 +34,13 @@ class CfgNode(_CfgNode):
         self.__dict__[DEFAULTS] = {}  # of keys merged into, and those with marks
         self.__dict__[READS] = None  # a ReadKeys once reads are tracked
 
-    def merge_from_file(self, cfg_filename: str | os.PathLike[str]) -> None:
-        """Merge a YAML file, after the files its `_BASE_` names (one or a list, relative to it)."""
+    def merge_from_file(
+        self, cfg_filename: str | os.PathLike[str], allow_unsafe: bool = False
+    ) -> None:
+        """Merge a YAML file, after the files its `_BASE_` names (one or a list, relative to it).
+
+        `allow_unsafe` is for code that gives it: YAML is always read without running any of it.
+        """
         self._refuse_if_frozen(f"merge {cfg_filename}")
         for source, tree in read_layers(cfg_filename):
             self._merge(tree, source, self, "")

@@ -4,6 +4,7 @@ from engine.data.catalog import DatasetCatalog, Metadata, MetadataCatalog, get_d
 from engine.data.dataset import DatasetFromList, MapDataset, SampleError, ToIterableDataset
 from engine.data.digits import load_digits
 from engine.data.fashion_mnist import load_fashion_mnist, read_idx
+from engine.data.from_config import test_loader_from_config, train_loader_from_config
 from engine.data.images import LabelledImages
 from engine.data.loader import (
     TRAIN_LOADER_REGISTRY,
@@ -53,6 +54,8 @@ __all__ = [
     "load_fashion_mnist",
     "read_idx",
     "sample_generator",
+    "test_loader_from_config",
+    "train_loader_from_config",
     "trivial_batch_collator",
     "worker_init_reset_seed",
 ]

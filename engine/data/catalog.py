@@ -12,6 +12,10 @@ from engine.utils.registry import UnknownNameError
 from engine.utils.suggest import did_you_mean, hint_at
 
 
+class CatalogError(ValueError, AssertionError):
+    """A name has a data set, or an attribute a value. (detectron2 has an AssertionError there.)"""
+
+
 class _DatasetCatalog(UserDict[str, Callable[[], Any]]):
     """Functions that return a data set (a list of samples, or a torch data set), by name.
 
@@ -25,7 +29,7 @@ class _DatasetCatalog(UserDict[str, Callable[[], Any]]):
                 f"got {type(func).__name__}"
             )
         if name in self.data:
-            raise ValueError(
+            raise CatalogError(
                 f"data set {name!r} is registered already; "
                 f"to replace it, call DatasetCatalog.remove({name!r}) first"
             )
@@ -69,7 +73,7 @@ class Metadata:
 
     def __setattr__(self, key: str, value: Any) -> None:
         if key in self.__dict__ and self.__dict__[key] != value:
-            raise ValueError(
+            raise CatalogError(
                 f"metadata {key!r} of data set {self.name!r} is {self.__dict__[key]!r} and "
                 f"cannot become {value!r}; to start over, call "
                 f"MetadataCatalog.remove({self.name!r})"

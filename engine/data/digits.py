@@ -8,6 +8,7 @@ import torch
 
 from engine.data.catalog import DatasetCatalog, MetadataCatalog
 from engine.data.images import LabelledImages
+from engine.utils.registry import UnknownNameError
 
 Split = Literal["train", "test"]
 
@@ -19,8 +20,9 @@ def load_digits(split: Split) -> LabelledImages:
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise ImportError(
-            "the digits data set is part of scikit-learn: pip install 'train-engine[digits]'"
+        raise UnknownNameError(
+            "the digits come with scikit-learn, which is not installed: pip install scikit-learn, "
+            "or in the folder of this project pip install -c constraints.txt -e '.[digits]'"
         ) from error
     digits = datasets.load_digits()
     # NumPy promises that this stream never changes, so the split is the same everywhere.

@@ -18,8 +18,11 @@ from engine.data.samplers import (
 from engine.utils.registry import find, locate
 
 
-def train_loader_from_config(cfg: CfgNode) -> Any:
-    """The loader DATALOADER.TRAIN_LOADER over DATASETS.TRAIN, an endless one."""
+def train_loader_from_config(cfg: CfgNode, *, mapper: Callable[..., Any] | None = None) -> Any:
+    """The loader DATALOADER.TRAIN_LOADER over DATASETS.TRAIN, an endless one.
+
+    A `mapper` takes the place of DATALOADER.MAPPER.
+    """
     if not cfg.DATASETS.TRAIN:
         raise ValueError("DATASETS.TRAIN is empty: name at least one data set to train on")
     dataset = get_dataset(cfg.DATASETS.TRAIN)
@@ -27,23 +30,33 @@ def train_loader_from_config(cfg: CfgNode) -> Any:
     return find(TRAIN_LOADER_REGISTRY, loader.TRAIN_LOADER)(
         dataset,
         total_batch_size=cfg.SOLVER.IMS_PER_BATCH,
-        mapper=find_mapper(loader.MAPPER),
+        mapper=mapper or find_mapper(loader.MAPPER),
         sampler=_sampler(cfg, dataset),
         seed=cfg.SEED,
         num_workers=loader.NUM_WORKERS,
         prefetch_factor=loader.PREFETCH_FACTOR,
         pin_memory=loader.PIN_MEMORY,
         num_folds=loader.NUM_FOLDS,
+        **_collation(cfg),
     )
 
 
-def test_loader_from_config(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
-    """A loader over one test set, or over those of a group of DATASETS.TEST_GROUPS."""
+def test_loader_from_config(
+    cfg: CfgNode,
+    dataset_name: str,
+    *,
+    mapper: Callable[..., Any] | None = None,  # noqa: PT028 (it is no test)
+) -> DataLoader[Any]:
+    """A loader over one test set, or over those of a group of DATASETS.TEST_GROUPS.
+
+    A `mapper` takes the place of DATALOADER.TEST_MAPPER.
+    """
     return build_test_loader(
         get_dataset(members_of(cfg, dataset_name)),
-        mapper=find_mapper(cfg.DATALOADER.TEST_MAPPER),
+        mapper=mapper or find_mapper(cfg.DATALOADER.TEST_MAPPER),
         batch_size=cfg.TEST.BATCH_SIZE,
         num_workers=cfg.DATALOADER.NUM_WORKERS,
+        **_collation(cfg),
     )
 
 
@@ -73,6 +86,12 @@ def check_test_sets(cfg: CfgNode) -> None:
 def find_mapper(name: str) -> Callable[..., Any] | None:
     """The function that a config names, "package.module:function"; None for ""."""
     return locate(name) if name else None
+
+
+def _collation(cfg: CfgNode) -> dict[str, Any]:
+    # Left out where it is torch's: a builder of loaders that is the user's own may not know it.
+    name = cfg.DATALOADER.COLLATE
+    return {"collate_fn": locate(name)} if name else {}
 
 
 def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int] | None:

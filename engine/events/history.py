@@ -124,6 +124,10 @@ class HistoryBuffer:
         if len(self._values) > self._limit:
             self._trim()
 
+    @property
+    def _data(self) -> list[tuple[float, int]]:  # fvcore's name, which code of users reads
+        return self.values()
+
     def state_dict(self) -> dict:
         """The kept values and the aggregates of all."""
         self._catch_up()

@@ -15,6 +15,10 @@ Converted = list[tuple[str, float, int]]  # name, value and iteration of what wa
 MAX_SCALARS = 10_000  # that wait for a reader before `when_full` is called
 
 
+class SmoothingHintError(ValueError, AssertionError):
+    """A name was put with another smoothing hint. (detectron2 has an AssertionError there.)"""
+
+
 class ScalarLog:
     """Scalars in the order they were put, with what a put has to know.
 
@@ -87,7 +91,7 @@ class ScalarLog:
         """Refuse a hint that is not the one the name was first put with."""
         known = self.hints.setdefault(name, bool(smoothing_hint))
         if known is not bool(smoothing_hint):
-            raise ValueError(
+            raise SmoothingHintError(
                 f"metric {name!r} was put with smoothing_hint={known} before and with "
                 f"{smoothing_hint} now; use one of them everywhere, or another name"
             )

@@ -346,7 +346,15 @@ class EventStorage:
     def __getattr__(self, name: str) -> Any:
         raise NeverSetError(name=name, obj=self)
 
-    # detectron2's names for what writers of its users read
+    # detectron2's names for what code of its users reads
+    @property
+    def _latest_scalars(self) -> dict[str, tuple[float, int]]:
+        return self.latest()
+
+    @property
+    def _history(self) -> dict[str, HistoryBuffer]:
+        return self.histories()
+
     @property
     def _vis_data(self) -> list[tuple[str, torch.Tensor, int]]:
         return [(name, as_uint8(image), at) for name, image, at in self._images.since(0)[0]]

@@ -35,6 +35,14 @@ class TensorboardXWriter(EventWriter):
     again, and `close` logs an error if some is lost.
     """
 
+    # Of a subclass whose constructor is not this one, as with detectron2: it makes the `_writer`.
+    _log_dir = ""
+    _is_remote = True
+    _window_size: int | None = None
+    _purge_step: int | None = None
+    _file: AppendFile | None = None
+    _kept: dict[str, int] | None = None  # by tag, the last iteration in the files after a rewind
+
     def __init__(
         self,
         log_dir: str,
@@ -52,8 +60,6 @@ class TensorboardXWriter(EventWriter):
         self._purge_step = purge_step  # for the next file
         self._filename_suffix = filename_suffix
         self._options = {"comment": comment, "max_queue": max_queue, "flush_secs": flush_secs}
-        self._kept: dict[str, int] = {}  # by tag, the last iteration in the files after a rewind
-        self._file: AppendFile | None = None
 
     @cached_property
     def _writer(self) -> "SummaryWriter":
@@ -70,7 +76,7 @@ class TensorboardXWriter(EventWriter):
         self.write_media()
         records = get_event_storage().unwritten(self, self._window_size)
         if self._kept:
-            records, self._kept = without_written(records, self._kept), {}
+            records, self._kept = without_written(records, self._kept), None
         if records:
             # One record for all scalars: `add_scalar` would cost several times as much each.
             self._append([(encode_scalars(record), at) for at, record in records.items()])
@@ -86,8 +92,10 @@ class TensorboardXWriter(EventWriter):
 
         A TensorBoard that is open is told too. That is all that happens in a remote folder.
         """
+        if not self._log_dir:
+            return
         self.close()
-        self._file, self._kept = None, {}
+        self._file = self._kept = None
         self._purge_step = iteration  # always: TensorBoard takes the first for no restart
         if self._is_remote:
             return
@@ -102,7 +110,8 @@ class TensorboardXWriter(EventWriter):
             self._file.close()
         if "_writer" in vars(self):
             self._writer.close()
-            del self._writer
+            if self._log_dir:
+                del self._writer
             self._purge_step = None
 
     def _append_media(self, images: list, histograms: list[dict]) -> None:

@@ -1,6 +1,10 @@
 """Optimizers, parameter rules, gradient clipping and learning-rate schedules."""
 
-from engine.solver.gradient_clipping import GradientClipper, build_gradient_clipper
+from engine.solver.gradient_clipping import (
+    GradientClipper,
+    build_gradient_clipper,
+    maybe_add_gradient_clipping,
+)
 from engine.solver.layer_decay import LayerDecay
 from engine.solver.lr_scheduler import LRMultiplier, LRScheduler, WarmupParamScheduler
 from engine.solver.optimizer import build_optimizer
@@ -24,6 +28,7 @@ __all__ = [
     "build_optimizer",
     "freeze_parameters",
     "get_default_optimizer_params",
+    "maybe_add_gradient_clipping",
     "param_group_table",
     "parse_param_rules",
     "reduce_param_groups",

@@ -1,7 +1,7 @@
 """Gradient clipping, by norm or by value, over the model, each group or each parameter."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from fvcore.common.config import CfgNode
@@ -13,6 +13,7 @@ from engine.parallel.fsdp import is_sharded_tensor
 
 ClipBy = Literal["norm", "value"]
 ClipScope = Literal["model", "group", "parameter"]
+T = TypeVar("T", Optimizer, type[Optimizer])
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,15 @@ def build_gradient_clipper(cfg: CfgNode) -> GradientClipper | None:
     if by == "full_model":
         by, scope = "norm", "model"
     return GradientClipper(float(node.CLIP_VALUE), by, scope, float(node.NORM_TYPE))
+
+
+def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: T) -> T:
+    """The optimizer, or class of optimizers, as it is: here the trainer clips.
+
+    DefaultTrainer does what `SOLVER.CLIP_GRADIENTS` says, and SimpleTrainer what is passed to it:
+    `clip_gradients=build_gradient_clipper(cfg)`. The name is detectron2's, for code that calls it.
+    """
+    return optimizer
 
 
 def _clip_norm(parameters: list[Tensor], maximum: float, norm_type: float) -> Tensor:

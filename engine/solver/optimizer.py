@@ -40,12 +40,13 @@ IMPLEMENTATION = {"capturable", "differentiable", "foreach", "fused"}
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """The optimizer that `SOLVER` describes, over the model's trainable parameters.
 
-    Freezes what `SOLVER.PARAM_RULES` say to freeze.
+    Freezes what `SOLVER.PARAM_RULES` say to freeze. Text as `SOLVER.OPTIMIZER` is its NAME.
     """
-    solver = cfg.SOLVER
+    solver, options = cfg.SOLVER, cfg.SOLVER.OPTIMIZER
+    options = {"NAME": options} if isinstance(options, str) else options
     rules = parse_param_rules(solver.PARAM_RULES)
-    optimizer_class = get_optimizer_class(solver.OPTIMIZER.NAME)
-    arguments = _arguments(solver, optimizer_class)
+    optimizer_class = get_optimizer_class(options["NAME"])
+    arguments = _arguments(solver, options, optimizer_class)
     for rule in rules:
         _check_arguments(optimizer_class, rule.options, f"SOLVER.PARAM_RULES: {rule}")
     freeze_parameters(model, rules)
@@ -136,11 +137,13 @@ def _misfit(optimizer: Optimizer, states: Mapping[Any, Mapping[str, Any]]) -> st
     return ""
 
 
-def _arguments(solver: CfgNode, optimizer_class: type[Optimizer]) -> dict[str, Any]:
+def _arguments(
+    solver: CfgNode, options: Mapping[str, Any], optimizer_class: type[Optimizer]
+) -> dict[str, Any]:
     """The optimizer's arguments beside its groups."""
     given = {
         key: tuple(value) if isinstance(value, list) else value
-        for key, value in solver.OPTIMIZER.items()
+        for key, value in options.items()
         # None takes back what a base config gives: another optimizer may not know it.
         if key != "NAME" and not (value is None and key not in _accepted(optimizer_class))
     }

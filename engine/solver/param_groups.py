@@ -78,14 +78,20 @@ def get_default_optimizer_params(
 
 
 def reduce_param_groups(params: Iterable[Mapping[str, Any]]) -> ParamGroups:
-    """The same parameters in as few groups as their options allow, in the order they came."""
-    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    """The same parameters in as few groups as their options allow, in the order they came.
+
+    Of a parameter that comes more than once, later options win over earlier ones.
+    """
+    options_of: dict[nn.Parameter, dict[str, Any]] = {}
     for group in params:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         parameters = group["params"]
-        parameters = [parameters] if isinstance(parameters, nn.Parameter) else list(parameters)
+        for parameter in [parameters] if isinstance(parameters, nn.Parameter) else parameters:
+            options_of.setdefault(parameter, {}).update(options)
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for parameter, options in options_of.items():
         key = tuple(sorted(options.items(), key=lambda item: item[0]))
-        merged.setdefault(key, {"params": [], **options})["params"].extend(parameters)
+        merged.setdefault(key, {"params": [], **options})["params"].append(parameter)
     return list(merged.values())
 
 

@@ -58,6 +58,15 @@ def test_defaults_file_and_command_line_win_in_this_order(tmp_path):
     assert cfg.NAME == "digits"
 
 
+def test_yaml_stays_safe_whatever_the_caller_allows(tmp_path):
+    cfg = make_cfg()
+    cfg.merge_from_file(write(tmp_path / "safe.yaml", "NAME: a"), allow_unsafe=True)
+    assert cfg.NAME == "a"
+    unsafe = write(tmp_path / "unsafe.yaml", "NAME: !!python/object/apply:os.getcwd []")
+    with pytest.raises(ConfigError, match=r"unsafe\.yaml"):
+        cfg.merge_from_file(unsafe, allow_unsafe=True)
+
+
 def test_the_command_line_mixes_pairs_and_assignments():
     cfg = make_cfg()
     cfg.merge_from_list(["SOLVER.BASE_LR", "1", "NAME=a=b", "SOLVER.CLIP.ENABLED=true"])

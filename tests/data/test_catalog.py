@@ -47,6 +47,14 @@ def test_a_name_is_registered_once(numbers):
         DatasetCatalog.register("numbers_test", list)
 
 
+def test_what_detectron2_asserts_can_be_caught_as_such(numbers, metadata):
+    with pytest.raises(AssertionError, match="registered already"):
+        DatasetCatalog.register("numbers_test", list)
+    metadata.classes = ["a"]
+    with pytest.raises(AssertionError, match="cannot become"):
+        metadata.classes = ["b"]
+
+
 def test_a_data_set_itself_cannot_be_registered():
     with pytest.raises(TypeError, match=r"'numbers' must be registered with a function.*got list"):
         DatasetCatalog.register("numbers", [1, 2])

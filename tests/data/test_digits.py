@@ -24,5 +24,5 @@ def test_a_digit_is_one_channel_of_8_by_8_from_0_to_1():
 
 def test_without_scikit_learn_the_error_names_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ImportError, match=r"pip install 'train-engine\[digits\]'"):
+    with pytest.raises(ImportError, match=r"pip install .* -e '.\[digits\]'"):
         get_dataset("digits_train")

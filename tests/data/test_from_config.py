@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from engine.data import DatasetCatalog, from_config, get_dataset
+from engine.data import TRAIN_LOADER_REGISTRY, DatasetCatalog, from_config, get_dataset
 from engine.data.samplers import RandomSubsetTrainingSampler, RepeatFactorTrainingSampler
 
 train_loader = from_config.train_loader_from_config
@@ -137,7 +137,6 @@ def test_an_iterable_data_set_chooses_its_samples_itself(digits_cfg, register):
             ),
             "does not go with the sampler RandomSubsetTrainingSampler",
         ),
-        (("SOLVER.IMS_PER_BATCH", 0), "a batch has 1 sample or more"),
     ],
 )  # fmt: skip
 def test_settings_that_contradict_each_other_are_refused(digits_cfg, options, message):
@@ -161,3 +160,30 @@ def test_the_members_of_a_group(digits_cfg):
 
 def test_the_data_of_the_loader_is_that_of_the_catalog(digits_cfg):
     assert len(train_loader(digits_cfg()).dataset) == len(get_dataset("digits_train"))
+
+
+def test_a_mapper_of_the_caller_takes_the_place_of_the_configs(digits_cfg):
+    cfg = digits_cfg("DATALOADER.MAPPER", "nowhere:f", "DATALOADER.TEST_MAPPER", "nowhere:f")
+
+    def only_label(sample):
+        return int(sample["label"])
+
+    assert next(iter(train_loader(cfg, mapper=only_label))).ndim == 1
+    assert next(iter(loader_of_test_set(cfg, "digits_test", mapper=only_label))).ndim == 1
+
+
+def test_a_collate_function_may_leave_batches_the_lists_they_are(digits_cfg):
+    collate = ("DATALOADER.COLLATE", "engine.data:trivial_batch_collator")
+    cfg = digits_cfg(*collate, "SOLVER.IMS_PER_BATCH", 4, "TEST.BATCH_SIZE", 3)
+    for loader, size in ((train_loader(cfg), 4), (loader_of_test_set(cfg, "digits_test"), 3)):
+        batch = next(iter(loader))
+        assert [type(sample) for sample in batch] == [dict] * size
+
+
+def test_a_builder_of_the_users_own_need_not_know_collate_functions(digits_cfg):
+    @TRAIN_LOADER_REGISTRY.register()
+    def build_short_list(dataset, **options):
+        return sorted(options)
+
+    cfg = digits_cfg("DATALOADER.TRAIN_LOADER", "build_short_list")
+    assert "collate_fn" not in train_loader(cfg)

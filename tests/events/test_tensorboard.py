@@ -335,3 +335,18 @@ def test_what_a_full_disk_did_not_take_is_there_later_once_and_in_order(small_di
     for events in found.Scalars("loss"), found.Images("cat"), found.Histograms("weights"):
         assert [event.step for event in events] == list(range(20))
     assert log.text.count("cannot be written") == log.text.count("nothing is lost") == 1
+
+
+class OwnConstructor(TensorboardXWriter):
+    """As code for detectron2 has it: the constructor of the base class is not called."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._window_size = 20
+        self._writer = SummaryWriter(str(folder))
+
+
+def test_a_constructor_of_the_users_own_makes_the_writer_that_is_written_to(tmp_path):
+    train(tmp_path, 0, 3, OwnConstructor(tmp_path))
+    assert curve(tmp_path, "loss") == [(0, 0.0), (1, 1.0), (2, 2.0)]

@@ -64,6 +64,11 @@ def test_an_optimizer_without_weight_decay_says_so_and_needs_one_group_only(cfg,
     assert "LBFGS has no weight decay" in caplog.text
 
 
+def test_text_in_the_place_of_the_section_is_its_name(cfg):
+    cfg.SOLVER.OPTIMIZER = "AdamW"
+    assert isinstance(build_optimizer(cfg, Net()), torch.optim.AdamW)
+
+
 def test_rules_set_multipliers_options_and_freeze(cfg):
     cfg.SOLVER.PARAM_RULES = [
         {"MATCH": "backbone", "LR_MULT": 0.5},

@@ -151,6 +151,19 @@ def test_merging_minds_neither_the_order_of_keys_nor_a_bare_parameter():
     assert all(a is b for a, b in zip(merged["params"], [first, second], strict=True))
 
 
+def test_of_a_parameter_in_two_groups_the_later_options_win():
+    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    groups = reduce_param_groups(
+        [
+            {"params": [first, second], "lr": 1.0, "weight_decay": 0.1},
+            {"params": [second], "lr": 2.0},
+        ]
+    )
+    options = [(group["lr"], group["weight_decay"], len(group["params"])) for group in groups]
+    assert options == [(1.0, 0.1, 1), (2.0, 0.1, 1)]
+    torch.optim.SGD(groups)
+
+
 def test_the_table_shows_each_group_and_what_is_not_trained():
     model = Net()
     model.embed.requires_grad_(False)
