@@ -5,8 +5,8 @@ PYTHON ?= python3
 ARGS ?=
 RUN := .venv/bin/python
 
-# torch's own defaults make its threads spin against any other job on the machine: a step of
-# 10 ms becomes one of 147 to 430 ms.
+# torch's own defaults make its threads spin against any other job on the machine: a small step
+# becomes many times longer.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= passive
 

@@ -1,16 +1,7 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import torch.distributed as dist
 from torch import nn
-
-
-@pytest.fixture(scope="module")
-def one_rank() -> Iterator[None]:
-    """A process group of this process alone, in which models can be sharded."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def benchmark():
         return runpy.run_path(str(BENCHMARK), run_name="benchmark_ddp")
 
 
-@pytest.mark.usefixtures("log")
+@pytest.mark.usefixtures("log", "one_rank")
 def test_blocks_of_two_loops_are_measured_in_pairs(benchmark):
     for pairs in (
         benchmark["engine_against_bare"]("small", 13, metrics=5),
