@@ -114,7 +114,7 @@ def _measure_steps(blocks: int) -> list[dict[str, Any]]:
 
 
 class CountMessages(hooks.HookBase):
-    """Counts the collectives of quiet and of writing steps, but for gradients and stop flags."""
+    """Counts what rank 0 gets in quiet and in writing steps, but for gradients and stop flags."""
 
     priority = hooks.Priority.LOWEST
 
@@ -123,33 +123,33 @@ class CountMessages(hooks.HookBase):
         self.bytes = 0
 
     def before_step(self) -> None:
-        self.sent = 0
+        self.received = 0
 
     def after_step(self) -> None:
         if self.trainer.iter >= 2 * BLOCK:  # before, there are new names
             kind = "writing" if (self.trainer.iter + 1) % BLOCK == 0 else "quiet"
-            self.counts[kind] += self.sent
+            self.counts[kind] += self.received
             self.counts[f"{kind} steps"] += 1
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        all_reduce, gather = dist.all_reduce, dist.all_gather_object
+        before = {
+            name: getattr(dist, name) for name in ("irecv", "all_reduce", "all_gather_object")
+        }
 
-        def count_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not kwargs.get("async_op"):
-                self.sent, self.bytes = self.sent + 1, tensor.nbytes
-            return all_reduce(tensor, *args, **kwargs)
+        def counted(name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            self.received += 1
+            self.bytes = getattr(tensor, "nbytes", 0)
+            return before[name](tensor, *args, **kwargs)
 
-        def count_gather(*args: Any, **kwargs: Any) -> None:
-            self.sent += 1
-            gather(*args, **kwargs)
-
-        self.sent = 0
-        dist.all_reduce, dist.all_gather_object = count_reduce, count_gather
+        self.received = 0
+        for name in before:
+            setattr(dist, name, partial(counted, name))
         try:
             yield
         finally:
-            dist.all_reduce, dist.all_gather_object = all_reduce, gather
+            for name, function in before.items():
+                setattr(dist, name, function)
 
 
 class TimeJoins(hooks.HookBase):
@@ -173,7 +173,7 @@ class TimeJoins(hooks.HookBase):
 
 
 def measure_messages() -> list[dict[str, Any]]:
-    """Collectives in a step beside gradients and stop flags; size and cost of an exchange."""
+    """Messages from the other rank beside gradients and stop flags; size and cost of one."""
     return launch(_measure_messages, 2)
 
 

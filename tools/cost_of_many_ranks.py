@@ -4,20 +4,26 @@
     python tools/cost_of_many_ranks.py [--metrics 100] [--latency-us 30] [--gb-per-second 3]
 
 gloo works in rings: a sum over R ranks is 2 (R - 1) messages one after the other, a gathering of
-what all ranks have is R - 1. Each takes the latency, and its bytes at the bandwidth.
+what all ranks have is R - 1. Metrics are one message from each rank to rank 0, which takes them in
+one after the other. Each takes the latency, and its bytes at the bandwidth. A second table has what
+rank 0 then computes with the metrics, measured here.
 """
 
 import argparse
+from statistics import median
+from time import perf_counter
 from typing import Any
 
+import numpy as np
 from tabulate import tabulate
 
-from engine.events.metric_vector import MetricVector
+from engine.events.joint_plan import JointPlan, Layout
 from engine.events.storage import EventStorage
 
 RANKS = (2, 8, 64, 512, 4096)
 TIMES = ("time", "data_time")
 FLAGS = 3  # bytes
+WINDOW = EventStorage()._log_period  # iterations that a message has values of
 RANDOM_STATE = 16_164  # bytes of one rank, pickled
 
 
@@ -27,23 +33,30 @@ def calculate(ranks: int, metrics: int, latency: float, bandwidth: float) -> dic
     def sum_seconds(size: int) -> float:
         return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
 
-    vector = metric_vector_bytes(ranks, metrics)
+    values = (metrics + len(TIMES)) * WINDOW
+    received = 8 * values * (ranks - 1)
     return {
         "ranks": ranks,
         "stop flags: ms": sum_seconds(FLAGS) * 1e3,
-        "metrics: kB": vector / 1e3,
-        "metrics: ms": sum_seconds(vector) * 1e3,
+        "metrics to rank 0: MB": received / 1e6,
+        "their ms": ((ranks - 1) * latency + received / bandwidth) * 1e3,
         "random states on rank 0: MB": ranks * RANDOM_STATE / 1e6,
-        "their ms": (2 * (ranks - 1) * latency + ranks * RANDOM_STATE / bandwidth) * 1e3,
+        "ms for these": (2 * (ranks - 1) * latency + ranks * RANDOM_STATE / bandwidth) * 1e3,
     }
 
 
-def metric_vector_bytes(ranks: int, metrics: int) -> int:
-    """The size of the vector that is summed when metrics are written."""
-    window = EventStorage()._log_period
-    names = [f"metric{number}" for number in range(metrics)]
-    vector = MetricVector(names, TIMES, window + 1, 0, ranks)
-    return vector.pack({}, range(window), header=0.0).nbytes
+def joining_seconds(ranks: int, metrics: int) -> float:
+    """How long rank 0 takes to make the metrics of all ranks those of one run."""
+    names = metrics + len(TIMES)
+    layout = Layout(np.tile(np.arange(names), WINDOW), np.repeat(np.arange(WINDOW)[::-1], names))
+    plan = JointPlan([layout] * ranks, np.arange(names) >= metrics, WINDOW)
+    values = np.random.default_rng(0).random(ranks * names * WINDOW)
+    seconds = []
+    for _ in range(5):
+        start = perf_counter()
+        plan.join(values, 0)
+        seconds.append(perf_counter() - start)
+    return median(seconds)
 
 
 def main() -> None:
@@ -59,6 +72,11 @@ def main() -> None:
         for ranks in RANKS
     ]
     print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".3g"))
+    joining = [
+        {"ranks": ranks, "joining the metrics: ms": joining_seconds(ranks, args.metrics) * 1e3}
+        for ranks in RANKS
+    ]
+    print(f"\n{tabulate(joining, headers='keys', tablefmt='github', floatfmt='.2g')}")
 
 
 if __name__ == "__main__":

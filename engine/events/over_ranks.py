@@ -1,26 +1,32 @@
 """OverRanks: the metrics that all ranks have put become those of one run."""
 
+import pickle
 import socket
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from engine.events.history import Column, HistoryBuffer
-from engine.events.metric_vector import MetricVector, Reduced
+from engine.events.history import Column
+from engine.events.joint_plan import JointPlan, JointValues, Layout
 from engine.parallel import comm
+from engine.parallel.mailbox import Mailbox
 from engine.parallel.slow_ranks import SlowRanks
 
-NOTHING = Column(array("d"), array("q"))
+MANY_NOTES = 16  # that wait before old values in them are let go
 
 
-class JointValues(NamedTuple):
-    """What takes the place of the last `replaced` values of a scalar."""
+class News(NamedTuple):
+    """What a rank tells rank 0 where its layout is another one than before."""
 
-    replaced: int
-    column: Column
+    host: str
+    hints: dict[str, bool]  # of names that it has not told before, in the order of their places
+    layout: Layout
+
+
+Message = tuple[News | None, bytes]  # with the values
 
 
 class OverRanks:
@@ -30,111 +36,145 @@ class OverRanks:
     iterations has the mean of its last ones. Names that begin with `rank_` stay each rank's own,
     as does `eta_seconds`, which only rank 0 tells.
 
-    One vector is summed over ranks, however many metrics there are; where some rank has a new name,
-    names are exchanged too, and a second vector.
+    Each rank sends rank 0 one message, however many metrics there are, and goes on.
     """
 
-    def __init__(self, histories: Mapping[str, HistoryBuffer], window: int) -> None:
-        self.hints: dict[str, bool] = {}  # of all names that the ranks know, in one order
+    def __init__(self, window: int) -> None:
         self._window = window
-        self._vector = self._make_vector([], [])
-        self._joined = {name: history.count for name, history in histories.items()}
-        self._times: list[str] = []
-        self._hosts: list[str] = []
-        self._slow_ranks = SlowRanks(window)
+        self._names: list[str] = []  # what was put since the last call, as it came
+        self._column = _no_values()
+        self._notes = 0
+        self._places: dict[str, int] = {}  # of names, in layouts; -1: not sent
+        self._sent: list[str] = []  # the names that have places
+        self._told = 0  # of these, how many rank 0 knows
+        self._last_names: list[str] | None = None
+        self._last_ages = b""
+        self._chosen = np.zeros(0, np.intp)  # which of the last puts were sent
+        self._mailbox = Mailbox()
+        self._all_ranks = AllRanks(window)  # used on rank 0
 
-    def join(
-        self, histories: Mapping[str, HistoryBuffer], hints: Mapping[str, bool], iteration: int
-    ) -> dict[str, JointValues]:
+    @property
+    def hints(self) -> Mapping[str, bool]:
+        """The smoothing hints of all names, on rank 0."""
+        return self._all_ranks.hints
+
+    def note(self, names: list[str], column: Column) -> None:
+        """Take what this rank has put, in the order it came."""
+        self._names += names
+        self._column.values.extend(column.values)
+        self._column.iterations.extend(column.iterations)
+        self._notes += 1
+        if self._notes >= MANY_NOTES:
+            self._let_old_go(column.iterations[-1])
+
+    def join(self, hints: Mapping[str, bool], iteration: int) -> dict[str, JointValues]:
         """What the ranks have put since the last call: on rank 0, where it is written.
 
         All ranks call it in the same iteration.
         """
-        new = self._take_new(histories)
-        window = range(iteration - self._window + 1, iteration + 1)
-        own = self._vector.pack(new, window, header=not new.keys() <= self.hints.keys())
-        total = comm.sum_over_ranks(own)
-        if total[0]:
-            self._exchange_names({name: hints[name] for name in new})
-            own = self._vector.pack(new, window, header=False)
-            total = comm.sum_over_ranks(own)
-        if comm.get_rank() != 0:
+        message = self._message(hints, iteration)
+        others = self._mailbox.collect(pickle.dumps(message) if comm.get_rank() else b"")
+        if comm.get_rank():
             return {}
-        reduced = self._vector.unpack(total, own)
-        self._look_for_slow_ranks(reduced)
-        return self._joint_values(reduced, new, window)
+        return self._all_ranks.join([message, *map(pickle.loads, others)], iteration)
 
-    def _take_new(self, histories: Mapping[str, HistoryBuffer]) -> dict[str, Column]:
-        new = {}
-        for name, history in histories.items():
-            count, joined = history.count, self._joined.get(name, 0)
-            if count != joined and not _is_own(name):
-                new[name] = history.since(joined)
-                self._joined[name] = count
-        return new
+    def finish(self) -> None:
+        """Wait until rank 0 has what was sent."""
+        self._mailbox.finish()
 
-    def _exchange_names(self, hints: dict[str, bool]) -> None:
-        everywhere = comm.all_gather((socket.gethostname(), hints))
-        self._hosts = [host for host, _ in everywhere]
-        for _, names in everywhere:
-            self.hints = {**names, **self.hints}
-        self._times = [name for name in self.hints if _is_time(name)]
-        self._vector = self._make_vector(
-            [name for name in self.hints if not _is_time(name)], self._times
+    def _message(self, hints: Mapping[str, bool], iteration: int) -> Message:
+        names, (values, iterations) = self._names, self._column
+        self._names, self._column, self._notes = [], _no_values(), 0
+        ages = iteration - np.frombuffer(iterations, np.int64)
+        news = None
+        # Most periods put the same names in the same order.
+        if names != self._last_names or ages.tobytes() != self._last_ages:
+            self._last_names, self._last_ages = names, ages.tobytes()
+            layout = self._find_layout(names, ages, iterations, iteration)
+            untold = {name: hints[name] for name in self._sent[self._told :]}
+            news = News(socket.gethostname(), untold, layout)
+            self._told = len(self._sent)
+        return news, np.frombuffer(values)[self._chosen].tobytes()
+
+    def _find_layout(
+        self, names: list[str], ages: np.ndarray, iterations: Sequence[int], iteration: int
+    ) -> Layout:
+        for name in names:
+            if name not in self._places:
+                self._places[name] = -1 if _is_own(name) else len(self._sent)
+                self._sent += [] if _is_own(name) else [name]
+        recent = _find_recent(names, iterations, iteration - self._window + 1)
+        chosen = [at for at in recent if self._places[names[at]] >= 0]
+        self._chosen = np.array(chosen, np.intp)
+        places = np.array([self._places[names[at]] for at in chosen], np.intp)
+        return Layout(places, ages[self._chosen])
+
+    def _let_old_go(self, iteration: int) -> None:
+        names, (values, iterations) = self._names, self._column
+        recent = _find_recent(names, iterations, iteration - self._window + 1)
+        self._names = [names[at] for at in recent]
+        self._column = Column(
+            array("d", [values[at] for at in recent]),
+            array("q", [iterations[at] for at in recent]),
         )
-
-    def _make_vector(self, means: list[str], times: list[str]) -> MetricVector:
-        return MetricVector(means, times, self._window + 1, comm.get_rank(), comm.get_world_size())
-
-    def _look_for_slow_ranks(self, reduced: Reduced) -> None:
-        first = len(reduced.counts) - len(self._times)
-        for name, seconds, counts in zip(
-            self._times, reduced.seconds, reduced.counts[first:], strict=True
-        ):
-            if _last_part(name) == "time":
-                continue  # a step waits for the other ranks: it is long on those that are not slow
-            everywhere = counts[1:] == len(self._hosts)
-            self._slow_ranks.note(name, seconds[:, 1:][:, everywhere], self._hosts)
-
-    def _joint_values(
-        self, reduced: Reduced, new: dict[str, Column], window: range
-    ) -> dict[str, JointValues]:
-        joint, iterations, slots = {}, array("q", window), len(window) + 1
-        numbers = array("d", reduced.values.tobytes())  # slices of it are quicker than NumPy's
-        first_slots = _first_slots(reduced.counts)
-        for place, (name, first) in enumerate(zip(self._vector.names, first_slots, strict=True)):
-            column = new.get(name, NOTHING)
-            if first and column.iterations == iterations[first - 1 :]:
-                values = numbers[place * slots + first : (place + 1) * slots]
-                joint[name] = JointValues(len(values), Column(values, column.iterations))
-            elif (counts := reduced.counts[place]).any():
-                last = round(reduced.last[place] / max(counts[0], 1))
-                joint[name] = _replace_in_window(
-                    column, reduced.values[place], counts, window, last
-                )
-                replaced, (values, _) = joint[name]
-                self._joined[name] = self._joined.get(name, 0) - replaced + len(values)
-        return joint
+        self._notes = 0
 
 
-def _first_slots(counts: np.ndarray) -> list[int]:
-    """Of each row the slot from which on, and before which not, there are values; 0 for others."""
-    filled = counts > 0
-    first = filled.argmax(1)
-    is_rest = filled.sum(1) == counts.shape[1] - first
-    return np.where(is_rest, first, 0).tolist()
+class AllRanks:
+    """What rank 0 knows of all ranks."""
+
+    def __init__(self, window: int) -> None:
+        self.hints: dict[str, bool] = {}
+        self._window = window
+        self._names: list[str] = []
+        self._news: dict[int, News] = {}  # by rank, with places as in `_names`
+        self._places: dict[int, list[int]] = {}  # the same place by rank and the rank's own
+        self._plan: JointPlan | None = None
+        self._slow_ranks = SlowRanks(window)
+        self._watched: list[tuple[str, np.ndarray]] = []  # times, and where each rank's values are
+
+    def join(self, messages: Sequence[Message], iteration: int) -> dict[str, JointValues]:
+        """By name, what takes the place of rank 0's own values."""
+        for rank, (news, _) in enumerate(messages):
+            if news is not None:
+                self._note(rank, news)
+                self._plan = None
+        plan = self._plan = self._plan or self._make_plan()
+        values = np.frombuffer(b"".join([values for _, values in messages]))
+        for name, places in self._watched:
+            self._slow_ranks.note(name, values[places])
+        return {self._names[one.place]: one for one in plan.join(values, iteration)}
+
+    def _make_plan(self) -> JointPlan:
+        by_rank = [self._news[rank] for rank in sorted(self._news)]
+        is_time = np.array([_is_time(name) for name in self._names], bool)
+        plan = JointPlan([news.layout for news in by_rank], is_time, self._window)
+        self._slow_ranks.hosts = [news.host for news in by_rank]
+        # A step waits for the other ranks: its `time` is long on those that are not slow.
+        names = {self._names[place]: places for place, places in plan.times.items()}
+        self._watched = [one for one in names.items() if _last_part(one[0]) != "time"]
+        return plan
+
+    def _note(self, rank: int, news: News) -> None:
+        for name, hint in news.hints.items():
+            if name not in self.hints:
+                self.hints[name] = hint
+                self._names.append(name)
+        places = {name: place for place, name in enumerate(self._names)}
+        own = self._places.setdefault(rank, [])
+        own += [places[name] for name in news.hints]
+        layout = Layout(np.array(own, np.intp)[news.layout.places], news.layout.ages)
+        self._news[rank] = news._replace(layout=layout)
 
 
-def _replace_in_window(
-    column: Column, row: np.ndarray, counts: np.ndarray, window: range, last: int
-) -> JointValues:
-    """The values of all ranks, after those of this one that are older than the window."""
-    kept = [one for one in zip(*column, strict=True) if one[1] not in window]
-    joint = [(row[slot], window[slot - 1]) for slot in range(1, len(row)) if counts[slot]]
-    if not joint:
-        kept, joint = kept[:-1], [(row[0], last)]
-    values, iterations = zip(*kept, *joint, strict=True)
-    return JointValues(len(column.values), Column(array("d", values), array("q", iterations)))
+def _find_recent(names: Sequence[str], iterations: Sequence[int], first: int) -> list[int]:
+    """Where the puts of an iteration or later are; of a name that has none, its last."""
+    last = {name: at for at, name in enumerate(names)}
+    return [at for at, one in enumerate(iterations) if one >= first or last[names[at]] == at]
+
+
+def _no_values() -> Column:
+    return Column(array("d"), array("q"))
 
 
 @cache

@@ -96,8 +96,8 @@ class ScalarLog:
                 f"{smoothing_hint} now; use one of them everywhere, or another name"
             )
 
-    def take(self) -> tuple[dict[str, Column], Converted]:
-        """Empty the log: its scalars by name, and those of them that were tensors until now."""
+    def take(self) -> tuple[list[str], Column, Converted]:
+        """Empty the log: names and scalars as they came, and those that were tensors until now."""
         entries, end = self.entries, len(self.entries)
         names, values, iterations = entries[:end:3], entries[1:end:3], entries[2:end:3]
         del entries[:end]  # what another thread puts meanwhile stays
@@ -109,11 +109,12 @@ class ScalarLog:
             for at, number in zip(places, numbers, strict=True):
                 values[at] = number
                 converted.append((names[at], number, iterations[at]))
-        return self._columns(names, _column(values, iterations)), converted
+        return names, _column(values, iterations), converted
 
-    def _columns(self, names: list[str], all_names: Column) -> dict[str, Column]:
+    def by_name(self, names: list[str], column: Column) -> dict[str, Column]:
+        """What `take` gave, a column for each name."""
         # Most steps put the same names in the same order: then a column is every count-th value.
-        values, iterations = all_names
+        values, iterations = column
         start, count = self._find_cycles(names)
         columns: dict[str, Column] = {}
         for name, value, iteration in zip(names[:start], values, iterations, strict=False):

@@ -252,7 +252,10 @@ class EventStorage:
         """Sort what was put into the histories; tensors become numbers in one transfer a device."""
         if not (self._log.entries or self._converted_callbacks):
             return
-        columns, converted = self._log.take()
+        names, column, converted = self._log.take()
+        if self._over_ranks is not None and names:
+            self._over_ranks.note(names, column)
+        columns = self._log.by_name(names, column)
         for name, (values, iterations) in columns.items():
             if name not in self._histories:
                 self._histories[name] = self._new_history()
@@ -263,7 +266,14 @@ class EventStorage:
 
     def start_joining_ranks(self) -> None:
         """Have `join_ranks` bring in what other ranks put from now on. All ranks call it."""
-        self._over_ranks = OverRanks(self.histories(), self._log_period)
+        self.sync()
+        self._over_ranks = OverRanks(self._log_period)
+
+    def stop_joining_ranks(self) -> None:
+        """Wait until rank 0 has what this one has sent; then `join_ranks` does nothing again."""
+        if self._over_ranks is not None:
+            self._over_ranks.finish()
+            self._over_ranks = None
 
     def join_ranks(self) -> None:
         """Have rank 0's scalars since the last call be those of all ranks, as `OverRanks` says.
@@ -274,8 +284,8 @@ class EventStorage:
         if self._over_ranks is None:
             return
         self.sync()
-        joint = self._over_ranks.join(self._histories, self._log.hints, self._log.iteration)
-        for name, (replaced, column) in joint.items():
+        joint = self._over_ranks.join(self._log.hints, self._log.iteration)
+        for name, (_, replaced, column) in joint.items():
             if name not in self._histories:
                 self._log.hints.setdefault(name, self._over_ranks.hints[name])
                 self._histories[name] = self._new_history()

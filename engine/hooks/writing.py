@@ -68,6 +68,7 @@ class PeriodicWriter(HookBase):
             # Where something has failed here, the other ranks may never come to this point.
             if not (trainer.failed or trainer.requeue or trainer._hook_list.has_failed):
                 trainer.storage.join_ranks()
+                trainer.storage.stop_joining_ranks()
         finally:
             # The run that goes on writes the rest, in lines that are as they were without a stop.
             self._call_all("write_media" if trainer.requeue else "write", "close")

@@ -94,7 +94,7 @@ def all_gather(data: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """What each rank gave, in order of rank, on every rank; anything that pickles."""
     if get_world_size() == 1:
         return [data]
-    group = group or _gloo_group(dist.group.WORLD)
+    group = group or gloo_group()
     gathered: list = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, data, group=group)
     return gathered
@@ -104,7 +104,7 @@ def gather(data: T, dst: int = 0, group: dist.ProcessGroup | None = None) -> lis
     """What each rank gave, in order of rank, on (global) rank `dst`; [] on the others."""
     if get_world_size() == 1:
         return [data]
-    group = group or _gloo_group(dist.group.WORLD)
+    group = group or gloo_group()
     gathered: list = [None] * dist.get_world_size(group) if dist.get_rank() == dst else []
     dist.gather_object(data, gathered or None, dst=dst, group=group)
     return gathered
@@ -133,7 +133,7 @@ def reduce_dict(
     if average or dtype.is_floating_point:
         dtype = torch.promote_types(dtype, torch.float32)
     packed = torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
-    dist.all_reduce(packed, group=_gloo_group(dist.group.WORLD) if packed.is_cpu else None)
+    dist.all_reduce(packed, group=gloo_group() if packed.is_cpu else None)
     if average:
         packed /= get_world_size()
     parts = packed.split([tensor.numel() for tensor in tensors])
@@ -141,15 +141,6 @@ def reduce_dict(
         name: part.view(tensor.shape)
         for name, part, tensor in zip(names, parts, tensors, strict=True)
     }
-
-
-def sum_over_ranks(vector: np.ndarray) -> np.ndarray:
-    """The sum of the ranks' vectors, all of one length, on every rank."""
-    if get_world_size() == 1:
-        return vector
-    total = torch.from_numpy(vector.copy())
-    dist.all_reduce(total, group=_gloo_group(dist.group.WORLD))
-    return total.numpy()
 
 
 def copy_from_rank_0(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -166,10 +157,15 @@ def copy_from_rank_0(tensors: Mapping[str, torch.Tensor]) -> None:
             places.setdefault(tensors[name].device, []).append(tensors[name].detach())
     for device, same in places.items():
         packed = torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in same])
-        group = _gloo_group(dist.group.WORLD) if device.type == "cpu" else None
+        group = gloo_group() if device.type == "cpu" else None
         dist.broadcast(packed, 0, group=group)
         for one, part in zip(same, packed.split([one.nbytes for one in same]), strict=True):
             one.copy_(part.clone().view(one.dtype).view(one.shape))  # a clone is aligned
+
+
+def gloo_group() -> dist.ProcessGroup:
+    """The group of all ranks that carries what is on the CPU."""
+    return _gloo_group(dist.group.WORLD)
 
 
 def leave_groups() -> None:

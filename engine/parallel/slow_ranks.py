@@ -19,19 +19,20 @@ class SlowRanks:
     """
 
     def __init__(self, window: int) -> None:
+        self.hosts: Sequence[str] = ()  # of the ranks
         self._window = window
         self._sums: dict[str, np.ndarray] = {}  # of seconds, one for each rank
         self._seen: Counter[str] = Counter()  # iterations
         self._slow: Counter[tuple[str, int]] = Counter()  # windows, by name and rank
 
-    def note(self, name: str, seconds: np.ndarray, hosts: Sequence[str]) -> None:
+    def note(self, name: str, seconds: np.ndarray) -> None:
         """Take the times of more iterations: a row for each rank, a column for each iteration."""
         self._sums[name] = self._sums.get(name, 0) + seconds.sum(1)
         self._seen[name] += seconds.shape[1]
         if self._seen[name] >= self._window:
-            self._judge(name, self._sums.pop(name) / self._seen.pop(name), hosts)
+            self._judge(name, self._sums.pop(name) / self._seen.pop(name))
 
-    def _judge(self, name: str, means: np.ndarray, hosts: Sequence[str]) -> None:
+    def _judge(self, name: str, means: np.ndarray) -> None:
         usual = sorted(means.tolist())[(len(means) - 1) // 2]  # of two the smaller
         for rank, mean in enumerate(means.tolist()):
             if mean > RATIO * usual and mean > usual + SECONDS:
@@ -41,7 +42,7 @@ class SlowRanks:
                         "Rank %d (on %s) is slow: its %s is %.1f ms on average, that of the median "
                         "rank %.1f ms; all ranks wait for it",
                         rank,
-                        hosts[rank],
+                        self.hosts[rank],
                         name,
                         mean * 1e3,
                         usual * 1e3,

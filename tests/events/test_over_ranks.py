@@ -10,15 +10,18 @@ from statistics import median
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from engine import HookBase, TrainerBase
 from engine.events import JSONWriter
-from engine.events.metric_vector import Reduced
-from engine.events.over_ranks import OverRanks
+from engine.events.joint_plan import Layout
+from engine.events.over_ranks import AllRanks, News
 from engine.hooks import PeriodicWriter, Priority
 from engine.parallel import comm
 
 ACCURACY = 100 * 35 / 36
+SINGLE = ("isend", "irecv", "send", "recv")
+COLLECTIVES = ("all_reduce", "all_gather_object", "gather_object", "broadcast", "gather", "reduce")
 
 
 class Steps(TrainerBase):
@@ -73,15 +76,15 @@ class SaveAt12(HookBase):
 
 
 class CountCollectives(HookBase):
-    """The collectives of each step that had some."""
+    """The collectives and messages of each step that had some."""
 
     priority = Priority.LOWEST
 
     def __init__(self) -> None:
         self.by_step: dict[int, Counter[str]] = {}
         self._counts: Counter[str] = Counter()
-        for name in ("sum_over_ranks", "all_gather"):
-            setattr(comm, name, self._counted(name, getattr(comm, name)))
+        for name in (*SINGLE, *COLLECTIVES):
+            setattr(dist, name, self._counted(name, getattr(dist, name)))
 
     def _counted(self, name, function):
         def call(*args, **kwargs):
@@ -233,11 +236,11 @@ def test_a_resumed_run_has_the_lines_it_would_have_had(processes):
     assert processes[0]["resumed"] == processes[0]["straight"]
 
 
-def test_a_hundred_metrics_take_one_collective_where_they_are_written(processes):
-    for process in processes:
+def test_a_hundred_metrics_take_one_message_where_they_are_written(processes):
+    for way, process in zip(("irecv", "isend"), processes, strict=True):
         new_names, *writes = process["collectives"].items()
-        assert new_names == ("4", {"sum_over_ranks": 2, "all_gather": 1})
-        assert writes == [(step, {"sum_over_ranks": 1}) for step in ("9", "14", "19")]
+        assert new_names == ("4", {way: 2})  # the second is longer than any before
+        assert writes == [(step, {way: 1}) for step in ("9", "14", "19")]
     assert processes[0]["many"][-1]["metric99"] == 49.5
 
 
@@ -250,10 +253,12 @@ def test_a_rank_that_failed_is_not_waited_for(processes):
 
 
 def test_a_step_that_is_long_as_it_waits_for_others_names_no_rank(log):
-    over_ranks = OverRanks({}, window=4)
-    over_ranks._hosts, over_ranks._times = ["first", "second"], ["time", "data_time"]
-    seconds = np.array([[[0.01] * 5, [0.05] * 5]] * 2)
-    counts = np.full((2, 5), 2.0)
-    over_ranks._look_for_slow_ranks(Reduced(seconds.max(1), counts, np.zeros(2), seconds))
+    hints = {"time": True, "data_time": True}
+    layout = Layout(places=np.arange(8) % 2, ages=3 - np.arange(8) // 2)
+    messages = [
+        (News(host, hints, layout), np.full(8, seconds).tobytes())
+        for host, seconds in {"first": 0.01, "second": 0.05}.items()
+    ]
+    AllRanks(window=4).join(messages, iteration=3)
     assert "its data_time is 50.0 ms" in log.text
     assert "its time is" not in log.text

@@ -43,7 +43,8 @@ def test_the_columns_are_the_scalars_of_each_name_in_their_order(writes):
             values, iterations = expected.setdefault(name, ([], []))
             values.append(value)
             iterations.append(iteration)
-        columns, converted = log.take()
+        names, column, converted = log.take()
+        columns = log.by_name(names, column)
         assert lists_of(columns) == expected
         assert list(columns) == list(expected)
         assert (log.entries, converted) == ([], [])
@@ -54,7 +55,8 @@ def test_tensors_become_numbers_and_are_named():
     put_steps(log, [["loss", "acc"]])
     log.entries += "loss", torch.tensor(7.0), 1, "acc", 0.5, 1
     log.has_tensors = True
-    columns, converted = log.take()
+    names, column, converted = log.take()
+    columns = log.by_name(names, column)
     assert lists_of(columns) == {"loss": ([0.0, 7.0], [0, 1]), "acc": ([1.0, 0.5], [0, 1])}
     assert converted == [("loss", 7.0, 1)]
     assert not log.has_tensors

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
-from engine.parallel.ddp import create_ddp_model
+from engine.parallel.ddp import _IS_KNOWN, create_ddp_model
 from engine.parallel.strategy import no_gradient_sync
 
 
@@ -26,6 +27,9 @@ def work(rank: int, folder: Path) -> dict:
         seen[f"{name} third"] = model.module.weight.grad.item()
         seen[f"{name} copies gradients"] = not model.gradient_as_bucket_view
         seen[f"{name} type"] = type(model).__name__, model.find_unused_parameters
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        model(torch.tensor([[1.0]]))
+    seen["labels"] = [event.key for event in profiler.key_averages()]
     static = create_ddp_model(nn.Linear(1, 1, bias=False), static_graph=True)
     with no_gradient_sync(static):
         static(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
@@ -73,6 +77,15 @@ def test_gradients_of_the_cpu_cannot_be_sent_as_bfloat16(processes):
 def test_further_arguments_are_those_of_ddp(processes):
     assert processes[0]["option type"] == ["DistributedDataParallel", True]
     assert processes[0]["option copies gradients"]
+
+
+@pytest.mark.slow
+def test_a_profiler_sees_its_forward_pass(processes):
+    assert "DistributedDataParallel.forward" in processes[0]["labels"]
+
+
+def test_its_forward_pass_is_the_one_that_torch_has():
+    assert _IS_KNOWN  # else it is labelled always
 
 
 @pytest.mark.slow

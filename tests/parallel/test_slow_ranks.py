@@ -12,10 +12,11 @@ def told(caplog: pytest.LogCaptureFixture, *milliseconds: float, windows: int = 
     """What is said of ranks that took so long in each iteration of so many windows."""
     caplog.set_level(logging.WARNING)
     slow_ranks = SlowRanks(window=20)
+    slow_ranks.hosts = HOSTS
     seconds = np.array(milliseconds)[:, None] / 1e3
     for _ in range(windows):
-        slow_ranks.note("data_time", seconds.repeat(13, axis=1), HOSTS)  # a write before it is full
-        slow_ranks.note("data_time", seconds.repeat(7, axis=1), HOSTS)
+        slow_ranks.note("data_time", seconds.repeat(13, axis=1))  # a write before it is full
+        slow_ranks.note("data_time", seconds.repeat(7, axis=1))
     return [record.message for record in caplog.records]
 
 
@@ -41,6 +42,7 @@ def test_a_rank_that_stays_slow_is_named_ever_more_rarely(caplog):
 
 def test_a_short_burst_is_no_slow_rank(caplog):
     slow_ranks = SlowRanks(window=20)
-    slow_ranks.note("time", np.array([[0.01] * 3, [0.04] * 3]), HOSTS)
-    slow_ranks.note("time", np.full((2, 17), 0.01), HOSTS)
+    slow_ranks.hosts = HOSTS
+    slow_ranks.note("time", np.array([[0.01] * 3, [0.04] * 3]))
+    slow_ranks.note("time", np.full((2, 17), 0.01))
     assert not caplog.records

@@ -1,0 +1,122 @@
+"""JointPlan: how what many ranks have put becomes the values of one run."""
+
+from array import array
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.events.history import Column
+
+
+class Layout(NamedTuple):
+    """What a rank has put, in the order it came, but for the values themselves."""
+
+    places: np.ndarray  # of the names, in a list of them
+    ages: np.ndarray  # in iterations: 0 is of the current one
+
+    def equals(self, other: "Layout") -> bool:
+        return np.array_equal(self.places, other.places) and np.array_equal(self.ages, other.ages)
+
+
+class JointValues(NamedTuple):
+    """What takes the place of the last `replaced` values that rank 0 has of a name."""
+
+    place: int
+    replaced: int
+    column: Column
+
+
+class _Cells(NamedTuple):
+    """Where in the joint values those of a name are."""
+
+    place: int
+    replaced: int
+    start: int
+    end: int
+    ages: bytes
+
+
+class JointPlan:
+    """The mean over ranks of each name in each iteration; of times the largest.
+
+    It is made for the layouts of all ranks and good for as long as these stay the same, as they do
+    in most periods: to join values takes a few calls then. Those of a name that are `window`
+    iterations old or older become one, as old as on the first rank that has it.
+    """
+
+    def __init__(self, layouts: Sequence[Layout], is_time: np.ndarray, window: int) -> None:
+        self.times = _find_times(layouts, is_time)
+        """By the place of a time that all ranks have equally often: where each rank's values are.
+        """
+        # Ranks with one layout, as most have, are rows of a table; others are one row together.
+        self._rows = len(layouts) if all(one.equals(layouts[0]) for one in layouts) else 1
+        own, layouts = layouts[0], layouts[: 1 if self._rows > 1 else None]
+        places = np.concatenate([layout.places for layout in layouts])
+        ages = np.concatenate([layout.ages for layout in layouts])
+        # A cell is a name in an iteration; in it, values are in the order of ranks.
+        cells = places * (window + 1) + np.maximum(window - ages, 0)
+        self._order = np.argsort(cells, kind="stable")
+        is_first = np.diff(cells[self._order], prepend=-1) != 0
+        self._starts = np.flatnonzero(is_first)
+        self._cell_of = np.cumsum(is_first) - 1
+        self._counts = np.bincount(self._cell_of)
+        first = self._order[self._starts]
+        self._is_time = is_time[places[first]]
+        self._cells = _find_cells(places[first], ages[first], own)
+
+    def join(self, values: np.ndarray, iteration: int) -> list[JointValues]:
+        """The joint values of each name, from those of all ranks in the order of the layouts."""
+        if not len(values):
+            return []
+        means = largest = values
+        # Means are those of differences to one of the values: what is the same on all ranks, as the
+        # result of an evaluation, does not change by rounding.
+        with np.errstate(invalid="ignore"):  # values may be NaN and infinite
+            if self._rows > 1:
+                table = values.reshape(self._rows, -1)
+                base = _finite(table[0])
+                means, largest = base + (table - base).sum(0) / self._rows, table.max(0)
+            means, largest = means[self._order], largest[self._order]
+            if len(self._starts) < len(self._order):
+                base = _finite(means[self._starts])
+                sums = np.add.reduceat(means - base[self._cell_of], self._starts)
+                means = base + sums / self._counts
+                largest = np.maximum.reduceat(largest, self._starts)
+        joint = np.where(self._is_time, largest, means)
+        numbers = array("d", joint.tobytes())  # slices of it are quicker than NumPy's
+        iterations = {
+            ages: array("q", (iteration - np.frombuffer(ages, np.int64)).tobytes())
+            for ages in {one.ages for one in self._cells}  # most names have the same
+        }
+        return [
+            JointValues(place, replaced, Column(numbers[start:end], iterations[ages]))
+            for place, replaced, start, end, ages in self._cells
+        ]
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(values), values, 0.0)
+
+
+def _find_cells(places: np.ndarray, ages: np.ndarray, own: Layout) -> list[_Cells]:
+    replaced = np.bincount(own.places, minlength=places.max(initial=0) + 1).tolist()
+    bounds = [*np.flatnonzero(np.diff(places, prepend=-1)).tolist(), len(places)]
+    return [
+        _Cells(place, replaced[place], start, end, ages[start:end].tobytes())
+        for start, end in pairwise(bounds)
+        for place in places[start : start + 1].tolist()
+    ]
+
+
+def _find_times(layouts: Sequence[Layout], is_time: np.ndarray) -> dict[int, np.ndarray]:
+    places = np.concatenate([layout.places for layout in layouts])
+    ranks = np.repeat(np.arange(len(layouts)), [len(layout.places) for layout in layouts])
+    found = {}
+    for place in np.flatnonzero(is_time).tolist():
+        index = np.flatnonzero(places == place)
+        counts = np.bincount(ranks[index], minlength=len(layouts))
+        if counts[0] and (counts == counts[0]).all():
+            found[place] = index.reshape(len(layouts), -1)
+    return found
