@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from engine.hooks.stopping import REQUEUE_EXIT_CODE, STARTED_AT, process_age
 from engine.parallel import comm
+from engine.parallel.children import Ends, is_running, send
 from engine.parallel.device import BACKENDS, find_accelerator, set_current_device
 from engine.parallel.failures import FailureReports
 from engine.parallel.heartbeat import Heartbeat
@@ -125,7 +126,8 @@ def run_processes(job: Job) -> list[Any]:
         if len(reports) <= job.max_restarts and job.stop_code is None:
             logger.warning("%s\nRestart %d of %d", report, len(reports), job.max_restarts)
 
-    silence = min(job.timeout, LONGEST_SILENCE).total_seconds()
+    # Sooner than waiting for it fails: that would not say which machine it is.
+    silence = min(job.timeout * 0.75, LONGEST_SILENCE).total_seconds()
     heartbeat = Heartbeat(job.host, job.port, job.machine_rank, job.num_machines, silence)
     meetings = 1 + job.max_restarts
     with ExitStack() as stack:
@@ -197,32 +199,30 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
     """Wait for the agent, and end what it waits for in vain."""
     lost: int | None = None
     deadline = math.inf
-    ends = _Ends()
+    ends = Ends()
     while not futures.wait([agent], timeout=2 * MONITOR).done and time.monotonic() < deadline:
+        pids = list(job.pids().values())
         if lost is not None and heartbeat.hears(lost):
             lost, deadline = None, math.inf
         if (silent := heartbeat.take_silent()) is not None:
             lost = silent
             logger.error("Machine %d has been silent for %.0f s", lost, heartbeat.limit)
-            processes = multiprocessing.active_children()
-            for process in processes:
-                process.kill()
+            is_at_work = any(map(is_running, pids))
+            send(signal.SIGKILL, pids)
             if job.machine_rank > 0:  # its agent may wait on the link too
-                patience = PATIENCE if processes else job.timeout.total_seconds()
+                patience = PATIENCE if is_at_work else job.timeout.total_seconds()
                 deadline = time.monotonic() + patience
-        pids = list(job.pids().values())
         ends.watch(pids)
         if ends.take_failed() and job.stop_code is None:
             # torch asks the others to end, and gives them half a minute: to wait for the dead one.
-            _call_later(PATIENCE, _send, signal.SIGKILL, pids)
+            _call_later(PATIENCE, send, signal.SIGKILL, pids)
         if (rank := job.find_silent(ends.good)) is not None:
             # torch takes it for a good end, and waits for a result for ever.
-            for process in multiprocessing.active_children():
-                process.kill()
+            send(signal.SIGKILL, pids)
             raise LaunchError(
                 f"Rank {rank} ended with exit code 0 in the middle of its program, as os._exit does"
             )
-        if job.stop_code is not None and not any(map(_is_running, pids)):
+        if job.stop_code is not None and not any(map(is_running, pids)):
             # The agent may have started others in their place: they will see that they are to stop.
             patience = 3 * PATIENCE if pids else PATIENCE
             deadline = min(deadline, time.monotonic() + patience)
@@ -232,53 +232,6 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
         raise LaunchError(f"machine {lost} has been silent for {heartbeat.limit:.0f} s")
     results = agent.result()
     return [results[rank] for rank in sorted(results)]
-
-
-class _Ends:
-    """How processes have ended.
-
-    To ask multiprocessing, as `active_children` does, would take the exit code from under the agent
-    in its thread, which then fails: a process can be waited for once. So it is only looked at.
-    """
-
-    def __init__(self) -> None:
-        self.good: set[int] = set()  # pids of those that have ended with the exit code 0
-        self._failed: set[int] = set()
-        self._watched: set[int] = set()
-
-    def watch(self, pids: Iterable[int]) -> None:
-        for pid in pids:
-            if pid not in self._watched and hasattr(os, "waitid"):
-                self._watched.add(pid)
-                threading.Thread(target=self._wait_for, args=(pid,), daemon=True).start()
-
-    def take_failed(self) -> set[int]:
-        """The pids of those that have failed since the last call."""
-        failed, self._failed = self._failed, set()
-        return failed
-
-    def _wait_for(self, pid: int) -> None:
-        with suppress(ChildProcessError):  # the agent was quicker
-            end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            is_good = end is not None and (end.si_code, end.si_status) == (os.CLD_EXITED, 0)
-            (self.good if is_good else self._failed).add(pid)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether a process of this one's goes on; its exit code is left to the agent."""
-    try:
-        if hasattr(os, "waitid"):
-            return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        os.kill(pid, 0)  # on a Mac
-    except OSError:
-        return False
-    return True
-
-
-def _send(number: int, pids: Iterable[int]) -> None:
-    for pid in filter(_is_running, pids):
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def _run_process(job: Job) -> Any:
@@ -408,7 +361,7 @@ def _passed_on_signals(job: Job) -> Iterator[None]:
         with suppress(OSError):
             os.write(2, f"{signal.Signals(number).name}: {text}\n".encode())
         # Those that have not begun will see that they are to stop.
-        _send(signal.SIGKILL if again else other, job.pids().values())
+        send(signal.SIGKILL if again else other, job.pids().values())
 
     before = {
         number: signal.signal(number, pass_on)

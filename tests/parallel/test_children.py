@@ -1,0 +1,48 @@
+import signal
+import subprocess
+import sys
+import time
+
+from engine.parallel.children import Ends, is_running, send
+
+
+def start(code: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_ends_are_told_apart_and_exit_codes_are_left_to_others():
+    good, bad = start("pass"), start("import sys; sys.exit(3)")
+    ends = Ends()
+    ends.watch([good.pid, bad.pid])
+    ends.watch([good.pid])
+    wait_until(lambda: good.pid in ends.good)
+    failed: set[int] = set()
+    wait_until(lambda: failed.update(ends.take_failed()) or failed == {bad.pid})
+    assert ends.take_failed() == set()  # told once
+    assert (good.wait(), bad.wait()) == (0, 3)
+
+
+def test_a_signal_goes_to_processes_that_run():
+    sleeping, ended = start("import time; time.sleep(60)"), start("pass")
+    wait_until(lambda: not is_running(ended.pid))
+    assert is_running(sleeping.pid)
+    send(signal.SIGTERM, [sleeping.pid, ended.pid])
+    assert sleeping.wait(30) == -signal.SIGTERM
+    assert not is_running(sleeping.pid)
+    assert ended.wait() == 0
+
+
+def test_who_is_waited_for_by_others_first_is_not_told_about():
+    child = start("pass")
+    assert child.wait() == 0
+    ends = Ends()
+    ends.watch([child.pid])
+    time.sleep(0.1)
+    assert (ends.good, ends.take_failed()) == (set(), set())
