@@ -84,6 +84,14 @@ def flop_count(model: nn.Module, inputs: Any) -> int:
     return _count_operators(FlopCountAnalysis, model, inputs).total()
 
 
+def flop_count_table(model: nn.Module, inputs: Any, max_depth: int = 3) -> str:
+    """Parameters, FLOPs and activations of each sub-module in a forward pass in eval mode."""
+    with _counting(model):
+        flops = _quietly(FlopCountAnalysis(model, inputs))
+        activations = _quietly(ActivationCountAnalysis(model, inputs))
+        return _fvcore_nn().flop_count_table(flops, max_depth, activations)
+
+
 def flop_count_operators(model: nn.Module, inputs: Any) -> dict[str, float]:
     """GFLOPs of one forward pass in eval mode, by operator."""
     counts = _count_operators(FlopCountAnalysis, model, inputs)
@@ -125,15 +133,26 @@ def _attention_flops(inputs: list[Any], outputs: list[Any]) -> int:
 def _count_operators(
     analyse: Callable[[nn.Module, Any], Any], model: nn.Module, inputs: Any
 ) -> Counter[str]:
+    with _counting(model):
+        counts = _quietly(analyse(model, inputs)).by_operator()
+        return Counter({name: int(count) for name, count in counts.items()})
+
+
+@contextmanager
+def _counting(model: nn.Module) -> Iterator[None]:
+    """Meanwhile the model is in eval mode, and counts come out right."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its fused operators would count as nothing
     try:
         with _left_as_it_was(model):
-            analysis = analyse(model.eval(), inputs)
-            analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-            return Counter({name: int(count) for name, count in analysis.by_operator().items()})
+            model.eval()
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _quietly(analysis: Any) -> Any:
+    return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
 
 
 def _traceable(model: nn.Module, inputs: Any) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
