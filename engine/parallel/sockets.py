@@ -29,7 +29,8 @@ def open_sockets() -> Sockets:
 def end_connections(sockets: Sockets, except_port: int) -> None:
     """Shut down those of the sockets that are still open, but for connections to a port."""
     for descriptor, _ in sockets & open_sockets():
-        with socket.socket(fileno=os.dup(descriptor)) as connection, suppress(OSError):
+        # One may be closed meanwhile, by a thread of a group that ends.
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6):
                 ports = {connection.getsockname()[1], connection.getpeername()[1]}
                 if except_port not in ports:

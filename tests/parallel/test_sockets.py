@@ -44,3 +44,12 @@ def test_sockets_that_are_no_connections_are_let_be():
         far.sendall(b"x")
         assert near.recv(1) == b"x"
         socket.create_connection(server.getsockname()).close()
+
+
+def test_a_socket_that_is_closed_meanwhile_is_passed_over(monkeypatch):
+    first, second = socket.socketpair()
+    open_ones = {one for one in open_sockets() if one[0] in (first.fileno(), second.fileno())}
+    for one in (first, second):
+        one.close()
+    monkeypatch.setattr("engine.parallel.sockets.open_sockets", lambda: open_ones)
+    end_connections(open_ones, except_port=0)
