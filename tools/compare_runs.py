@@ -37,7 +37,8 @@ DIFFERENCES = (
 )
 
 TIME = re.compile(r"(^|[/_])(time|eta|seconds)([/_]|$)")
-LEFT_OUT = re.compile(rf"{TIME.pattern}|^config$")  # a config has the name of its folder
+# A config has the name of its folder; how long the files of writers are depends on times in them.
+LEFT_OUT = re.compile(rf"{TIME.pattern}|^config$|^PeriodicWriter(#\d+)?$")
 
 Point = tuple[str, int, float]  # tag, step, value
 

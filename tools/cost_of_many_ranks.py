@@ -23,7 +23,7 @@ from engine.events.storage import EventStorage
 RANKS = (2, 8, 64, 512, 4096)
 TIMES = ("time", "data_time")
 FLAGS = 3  # bytes
-WINDOW = EventStorage()._log_period  # iterations that a message has values of
+WINDOW = EventStorage().smoothing_window  # iterations that a message has values of
 RANDOM_STATE = 16_164  # bytes of one rank, pickled
 
 

@@ -19,13 +19,15 @@ def new_event_file(folder: str, suffix: str = "") -> str:
         for path in glob(os.path.join(escape(folder), inside, f"{_PREFIX}.*")):
             if match := re.match(r"(\d+)\.", os.path.basename(path)[len(_PREFIX) + 1 :]):
                 seconds = max(seconds, int(match[1]) + 1)
-    name = f"{_PREFIX}.{seconds:010d}.{socket.gethostname()}.{os.getpid()}.0{suffix}"
+    name = f"{_PREFIX}.{seconds:010d}.{socket.gethostname()}.{os.getpid()}.engine{suffix}"
     return os.path.join(folder, name)
 
 
-def own_event_files(folder: str) -> list[str]:
-    """Their paths, the oldest first."""
-    return list(filter(_is_own, sorted(glob(os.path.join(escape(folder), f"{_PREFIX}.*")))))
+def event_files(folder: str) -> tuple[list[str], list[str]]:
+    """The event files that TensorboardXWriter wrote, the oldest first, and those of others."""
+    paths = sorted(glob(os.path.join(escape(folder), f"{_PREFIX}.*")))
+    own = list(filter(_is_own, paths))
+    return own, [path for path in paths if path not in own]
 
 
 def cut_event_files(paths: list[str], iteration: int) -> dict[str, int]:
@@ -49,6 +51,22 @@ def cut_event_files(paths: list[str], iteration: int) -> dict[str, int]:
                 size = end
             file.truncate(size)
     return last
+
+
+def cut_event_files_to(folder: str, sizes: dict[str, int]) -> bool:
+    """Cut our files to what they once held, by name; False if some do not hold as much.
+
+    Of a file that is not named the head stays, as in `move_aside`.
+    """
+    own, _ = event_files(folder)
+    names = {os.path.basename(path): path for path in own}
+    if any(name not in names or os.path.getsize(names[name]) < sizes[name] for name in sizes):
+        return False
+    for name, path in names.items():
+        with open(path, "rb+") as file:
+            _, end_of_head = next(read_records(file))
+            file.truncate(sizes.get(name, end_of_head))
+    return True
 
 
 def move_aside(paths: list[str], folder: str) -> None:

@@ -28,7 +28,7 @@ class HistoryBuffer:
             raise ValueError(f"max_length must be at least 1, got {max_length}")
         self._max_length = max_length
         self._limit = max_length + max(max_length // 4, 16)  # longer than this calls for a trim
-        self._catch_up = catch_up or (lambda: None)
+        self._catch_up = catch_up or _nothing
         # Arrays hold no objects: the floats of a step die young, and their memory stays in cache.
         self._values = array("d")
         self._iterations = array("q")
@@ -71,13 +71,13 @@ class HistoryBuffer:
     def avg(self, window_size: int) -> float:
         """The mean of the last `window_size` values."""
         window = self._last(window_size)
-        return sum(window) / len(window)
+        return sum(window) / len(window) if window else math.nan
 
     def global_avg(self) -> float:
-        """The mean of all values ever added, also of those no longer kept."""
+        """The mean of all values ever added, also of those no longer kept; 0 of none."""
         self._catch_up()
         self._bring_sum_up_to_date()
-        return self._sum / self._summed
+        return self._sum / max(self._summed, 1)
 
     def recent(self, iterations: int) -> list[float]:
         """The values of the last so many iterations, going back until one is older."""
@@ -128,6 +128,10 @@ class HistoryBuffer:
     def _data(self) -> list[tuple[float, int]]:  # fvcore's name, which code of users reads
         return self.values()
 
+    def __getstate__(self) -> dict:
+        self._catch_up()
+        return {**vars(self), "_catch_up": _nothing}  # its storage is not a part of it
+
     def state_dict(self) -> dict:
         """The kept values and the aggregates of all."""
         self._catch_up()
@@ -171,12 +175,18 @@ class HistoryBuffer:
         self._evicted += excess
 
 
+def _nothing() -> None:
+    pass
+
+
 @lru_cache(maxsize=8)
 def _counting_up(last: int, count: int) -> "array[int]":
     return array("q", range(last - count + 1, last + 1))
 
 
 def _median(values: list[float]) -> float:
+    if not values:
+        return math.nan
     ordered = sorted(values)
     if math.isnan(sum(ordered)) and any(map(math.isnan, ordered)):
         return math.nan

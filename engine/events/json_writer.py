@@ -3,10 +3,13 @@
 import json
 import math
 import os
+from functools import cached_property
+from typing import IO, Any
 
 from engine.events.current import get_event_storage
-from engine.events.writer import EventWriter, without_written
+from engine.events.writer import EventWriter, WindowSize, without_written
 from engine.utils.append_file import AppendFile
+from engine.utils.files import PathManager
 
 # Refuses NaN and infinity with a ValueError. Made once: json.dumps would make it for each line.
 _encode_finite = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
@@ -23,6 +26,9 @@ class JSONWriter(EventWriter):
     A file that cannot be opened is an error here and now. Later a full disk is none: the lines wait
     in memory until there is space again, and `close` logs an error if some are lost.
     """
+
+    _window_size = WindowSize()
+    _last_write = -1  # for a `write` of a subclass, as detectron2's
 
     def __init__(self, json_file: str, window_size: int | None = None) -> None:
         self._json_file = os.fspath(json_file)
@@ -41,6 +47,20 @@ class JSONWriter(EventWriter):
             lines = [_line(iteration, record) for iteration, record in records.items()]
             self._file.write("".join(lines).encode())
 
+    @cached_property
+    def _file_handle(self) -> IO[str]:
+        # For the same.
+        return PathManager.open(self._json_file, "a")
+
+    def state_dict(self) -> dict[str, Any]:
+        is_there = os.path.isfile(self._json_file)
+        return {"size": os.path.getsize(self._json_file)} if is_there else {}
+
+    def restore(self, state: dict[str, Any], iteration: int) -> bool:
+        self.close()
+        self._kept = {}
+        return _cut_to(self._json_file, state["size"])
+
     def rewind(self, iteration: int) -> None:
         """Drop the lines from `iteration` on; at 0 the old file is kept aside instead."""
         self.close()
@@ -55,6 +75,8 @@ class JSONWriter(EventWriter):
 
     def close(self) -> None:
         self._file.close()
+        if handle := vars(self).pop("_file_handle", None):
+            handle.close()
 
 
 def _line(iteration: int, record: dict[str, float]) -> str:
@@ -67,14 +89,34 @@ def _line(iteration: int, record: dict[str, float]) -> str:
 
 
 def _cut_partial_line(path: str) -> None:
-    """Remove what a killed process left of a last line."""
+    """Remove what a killed process left of a last line; end one that only lacks its end."""
     if not os.path.isfile(path) or not os.path.getsize(path):
         return
     with open(path, "rb+") as file:
         file.seek(-1, os.SEEK_END)
-        if file.read() != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+        if file.read() == b"\n":
+            return
+        file.seek(0)
+        text = file.read()
+        begin = text.rfind(b"\n") + 1
+        try:
+            json.loads(text[begin:])
+            file.write(b"\n")
+        except ValueError:
+            file.truncate(begin)
+
+
+def _cut_to(path: str, size: int) -> bool:
+    """Cut a file to what it once held; False if it does not look as if it had."""
+    if not os.path.isfile(path) or os.path.getsize(path) < size:
+        return False
+    with open(path, "rb+") as file:
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                return False
+        file.truncate(size)
+    return True
 
 
 def _cut_lines_from(path: str, iteration: int) -> dict[str, int]:

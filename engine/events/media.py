@@ -19,7 +19,7 @@ class MediaQueue:
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._entries: deque[tuple[Any, ...]] = deque(maxlen=MAX_WAITING)
-        self._count = 0
+        self.count = 0  # of all that were ever put
 
     def put(self, entry: tuple[Any, ...]) -> None:
         if len(self._entries) == MAX_WAITING:
@@ -30,15 +30,17 @@ class MediaQueue:
                 name=__name__,
             )
         self._entries.append(entry)
-        self._count += 1
+        self.count += 1
 
     def since(self, count: int) -> tuple[list[tuple[Any, ...]], int]:
         """The entries after the first `count` that were put, and how many there are by now."""
-        new = self._count - count
-        return (list(self._entries)[-new:] if new else []), self._count
+        new = self.count - count
+        return (list(self._entries)[-new:] if new else []), self.count
 
-    def clear(self) -> None:
-        self._entries.clear()
+    def drop_first(self, count: int) -> None:
+        """Forget those among the first `count` that were put."""
+        while len(self._entries) > self.count - count:
+            self._entries.popleft()
 
 
 def as_image(name: str, image: torch.Tensor | np.ndarray) -> torch.Tensor:
@@ -64,10 +66,11 @@ def as_uint8(image: torch.Tensor) -> torch.Tensor:
     """The image as uint8 on the CPU. A float one with a value above 1.5 is taken as [0, 255]."""
     if image.dtype == torch.uint8:
         return image.cpu()
-    pixels = image.float().cpu().nan_to_num(nan=0.0)
-    if pixels.max() <= 1.5:
+    pixels = image.float().cpu()
+    finite = pixels[pixels.isfinite()]
+    if not finite.numel() or finite.max() <= 1.5:
         pixels = pixels * 255
-    return pixels.round().clamp(0, 255).to(torch.uint8)
+    return pixels.nan_to_num(nan=0.0).round().clamp(0, 255).to(torch.uint8)
 
 
 def as_samples(name: str, values: torch.Tensor | np.ndarray) -> torch.Tensor:

@@ -9,7 +9,6 @@ import torch
 
 from engine.events import scalar
 from engine.events.current import get_event_storage
-from engine.events.scalar_log import Converted
 from engine.events.step_metrics import Numbers
 from engine.events.storage import EventStorage
 from engine.parallel import comm
@@ -103,9 +102,9 @@ class NonFiniteGuard:
         if self._watched is None or self._watched() is not storage:
             self._watched = weakref.ref(storage)
             self._waiting = []
-            storage.on_converted(self._look_at_waiting)
+            storage.on_sync(self._look_at_waiting)
 
-    def _look_at_waiting(self, converted: Converted | None = None) -> None:
+    def _look_at_waiting(self) -> None:
         if not self._waiting:
             return
         steps, self._waiting = self._waiting, []  # each is told once, also if that raises

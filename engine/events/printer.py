@@ -9,7 +9,9 @@ import torch
 
 from engine.events.current import get_event_storage
 from engine.events.storage import EventStorage
-from engine.events.writer import EventWriter
+from engine.events.writer import EventWriter, WindowSize
+
+MAX_SECONDS = 10**13  # more cannot be shown
 
 
 class CommonMetricPrinter(EventWriter):
@@ -20,21 +22,23 @@ class CommonMetricPrinter(EventWriter):
     scalar `eta_seconds`.
     """
 
+    _window_size = WindowSize()
+
     def __init__(self, max_iter: int | None = None, window_size: int | None = None) -> None:
         self.logger = logging.getLogger(__name__)
         self._max_iter = max_iter
         self._window_size = window_size
-        self._last: tuple[int, float] | None = None  # iteration and time of the last line
+        self._last_write: tuple[int, float] | None = None  # iteration and time of the last line
 
     def write(self) -> None:
         storage = get_event_storage()
         if storage.iter == self._max_iter:
             return  # the run is over: there is no progress left to report
         self.logger.info(self._line(storage))
-        self._last = (storage.iter, time.perf_counter())
+        self._last_write = (storage.iter, time.perf_counter())
 
     def rewind(self, iteration: int) -> None:
-        self._last = None
+        self._last_write = None
 
     def _line(self, storage: EventStorage) -> str:
         values = storage.latest_with_smoothing_hint(self._window_size)
@@ -52,28 +56,35 @@ class CommonMetricPrinter(EventWriter):
             fields.append(f"lr: {storage.history('lr').latest():.5g}")
         if torch.cuda.is_initialized():
             fields.append(f"max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M")
-        eta = self._eta(storage, "time" in values)
-        if eta is not None and math.isfinite(eta):
-            storage.put_scalar("eta_seconds", eta, smoothing_hint=False)
-            fields.insert(0, f"eta: {datetime.timedelta(seconds=int(eta))}")
+        if eta := self._get_eta(storage):
+            fields.insert(0, f"eta: {eta}")
         return " " + "  ".join(fields)
 
     def _recent_names(
         self, storage: EventStorage, values: dict[str, tuple[float, int]]
     ) -> list[str]:
         # The result of an evaluation would stand in every later line, as if it were of that step.
-        before = storage.iter - (self._window_size or storage._log_period)
-        if self._last is not None:
-            before = min(before, self._last[0])
+        before = storage.iter - self._window_size
+        if self._last_write is not None:
+            before = min(before, self._last_write[0])
         return [name for name, (_, iteration) in values.items() if iteration > before]
 
-    def _eta(self, storage: EventStorage, has_time: bool) -> float | None:
+    def _get_eta(self, storage: EventStorage) -> str:
+        seconds = self._seconds_left(storage)
+        if seconds is None or not math.isfinite(seconds):
+            return ""
+        storage.put_scalar("eta_seconds", seconds, smoothing_hint=False)
+        return str(datetime.timedelta(seconds=min(int(seconds), MAX_SECONDS)))
+
+    def _seconds_left(self, storage: EventStorage) -> float | None:
         if self._max_iter is None:
             return None
-        if has_time:
-            seconds = storage.history("time").global_avg()
-        elif self._last and storage.iter > self._last[0]:
-            seconds = (time.perf_counter() - self._last[1]) / (storage.iter - self._last[0])
+        if "time" in storage.histories():
+            # A median: one step that took long, as on a laptop that slept, is not what comes.
+            seconds = storage.history("time").median(200)
+        elif self._last_write and storage.iter > self._last_write[0]:
+            last, last_time = self._last_write
+            seconds = (time.perf_counter() - last_time) / (storage.iter - last)
         else:
             return None
         return seconds * max(self._max_iter - storage.iter - 1, 0)

@@ -23,19 +23,22 @@ def as_scalar(name: str, value: Any) -> float | Tensor:
     # What most scalars are comes first: the abstract numbers.Real is slow to ask.
     if isinstance(value, Tensor):
         if DEFERS_ALL or not value.is_cpu:
-            if value.numel() != 1 or value.dtype.is_complex:
+            if value.numel() != 1 or value.dtype.is_complex or value.is_meta:
                 raise _not_one_number(name, value)
             return value.detach().reshape(()).clone()
         try:
             return float(value.item())
         except (RuntimeError, TypeError):  # more or less than one element; complex
             raise _not_one_number(name, value) from None
-    if type(value) is float or type(value) is int:
-        return float(value)
+    if type(value) is float:
+        return value
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if isinstance(value, (numbers.Real, np.bool_)):
-        return float(value)
+    if type(value) is int or isinstance(value, (numbers.Real, np.bool_)):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"metric {name!r} is an int too large for a float") from None
     raise TypeError(
         f"metric {name!r} must be a Python or NumPy number or a one-element tensor, "
         f"got {type(value).__name__}: {value!r:.80}"

@@ -10,8 +10,6 @@ import torch
 from engine.events.history import Column
 from engine.events.scalar import as_scalar, fetch
 
-Converted = list[tuple[str, float, int]]  # name, value and iteration of what was a tensor
-
 MAX_SCALARS = 10_000  # that wait for a reader before `when_full` is called
 
 
@@ -35,6 +33,7 @@ class ScalarLog:
         "hints_as_put",
         "iteration",
         "prefix",
+        "restored",
     )
 
     def __init__(self, iteration: int, when_full: Callable[[], None] = lambda: None) -> None:
@@ -45,6 +44,7 @@ class ScalarLog:
         self.hints_as_put = self.hints  # by name as it is put: none where a name scope is open
         self.iteration = iteration  # the current one
         self.prefix = ""  # of the name scopes that are open
+        self.restored: set[str] = set()  # names whose hint is that of a checkpoint
         self._cycle: list[str] = []  # the names that each of the last steps put, in their order
 
     def put(
@@ -55,18 +55,18 @@ class ScalarLog:
         cur_iter: int | None = None,
     ) -> float | torch.Tensor:
         """What `EventStorage.put_scalar` does."""
-        if self.hints_as_put.get(name, ...) is not smoothing_hint:
-            name = self.full_name(name, smoothing_hint)
-        if type(value) is not float:
-            value = as_scalar(name, value)
+        if type(value) is not float:  # first, so that what is refused leaves no trace
+            value = as_scalar(self.prefix + name, value)
             if type(value) is not float:
                 self.has_tensors = True
                 self.limit()
+        if self.hints_as_put.get(name, ...) is not smoothing_hint:
+            name = self.full_name(name, smoothing_hint)
         entries = self.entries
         if cur_iter is None:
             entries += name, value, self.iteration
         else:
-            entries += name, value, int(cur_iter)
+            entries += name, value, _checked_iteration(name, cur_iter)
             self.limit()
         return value
 
@@ -91,25 +91,27 @@ class ScalarLog:
         """Refuse a hint that is not the one the name was first put with."""
         known = self.hints.setdefault(name, bool(smoothing_hint))
         if known is not bool(smoothing_hint):
+            if name in self.restored:  # the program may have been changed since
+                self.restored.remove(name)
+                self.hints[name] = bool(smoothing_hint)
+                return
             raise SmoothingHintError(
                 f"metric {name!r} was put with smoothing_hint={known} before and with "
                 f"{smoothing_hint} now; use one of them everywhere, or another name"
             )
 
-    def take(self) -> tuple[list[str], Column, Converted]:
-        """Empty the log: names and scalars as they came, and those that were tensors until now."""
+    def take(self) -> tuple[list[str], Column]:
+        """Empty the log: names and scalars as they came. Tensors become numbers."""
         entries, end = self.entries, len(self.entries)
         names, values, iterations = entries[:end:3], entries[1:end:3], entries[2:end:3]
         del entries[:end]  # what another thread puts meanwhile stays
-        converted: Converted = []
         if self.has_tensors:
             self.has_tensors = False
             places = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
             numbers = fetch([values[at] for at in places])
             for at, number in zip(places, numbers, strict=True):
                 values[at] = number
-                converted.append((names[at], number, iterations[at]))
-        return names, _column(values, iterations), converted
+        return names, _column(values, iterations)
 
     def by_name(self, names: list[str], column: Column) -> dict[str, Column]:
         """What `take` gave, a column for each name."""
@@ -147,6 +149,12 @@ class ScalarLog:
                         self._cycle = cycle
                     return start, count
         return end, 0
+
+
+def _checked_iteration(name: str, iteration: float) -> int:
+    if not -(2**63) <= iteration < 2**63:
+        raise ValueError(f"metric {name!r}: {iteration} is no iteration")
+    return int(iteration)
 
 
 def _column(values: list[float], iterations: list[int]) -> Column:

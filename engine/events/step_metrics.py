@@ -31,12 +31,18 @@ def losses_among(metrics: Metrics, numbers: Numbers) -> Numbers:
 
 
 def mean_of(parts: list[Metrics]) -> Metrics:
-    """Each metric averaged over the batches of a step that have it."""
+    """The losses of a step of several batches, which count as 0 in a batch that has not given them,
+    and its other metrics, averaged over the batches that have."""
     columns: dict[str, list[Any]] = {}
     for metrics in parts:
         for name, value in metrics.items():
-            columns.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in columns.items()}
+            is_tensor = isinstance(value, torch.Tensor)
+            columns.setdefault(name, []).append(value if is_tensor else as_scalar(name, value))
+    counts = {
+        name: len(parts) if any(map(_is_minimised, values)) else len(values)
+        for name, values in columns.items()
+    }
+    return {name: sum(values) / counts[name] for name, values in columns.items()}
 
 
 def put_step_metrics(
@@ -45,7 +51,7 @@ def put_step_metrics(
     """Store the metrics of a step, the sum of the losses and the time to get the data.
 
     Returns the sum of the losses, as `total_loss` defines it, and each metric: as a number where
-    no device has to be asked for it. With `is_stored` false that is all it does.
+    no device has to be asked for it. With `is_stored` false nothing is stored.
     """
     total_name = prefix + "total_loss" if prefix else "total_loss"
     numbers: Numbers = {total_name: 0.0}  # shown first, known last

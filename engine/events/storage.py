@@ -1,12 +1,12 @@
 """EventStorage: the shared memory of a run. What is measured goes in, what is written comes out."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from engine.events.media import (
 )
 from engine.events.notes import NeverSetError, plain_notes
 from engine.events.over_ranks import OverRanks
-from engine.events.scalar_log import Converted, ScalarLog
+from engine.events.scalar_log import ScalarLog
 from engine.utils.suggest import hint_at
 from engine.utils.unique_names import unique_names
 
@@ -59,17 +59,19 @@ class EventStorage:
         if type(self).put_scalar is _put_scalar:
             # Quicker by a fifth: where a class has a __getattr__, finding a method is slow.
             self.put_scalar = self._log.put  # type: ignore[method-assign]
-        self._log_period = log_period
+        self._smoothing_window = log_period
         self.early_stop = False  # set it to end the run after the current step
         self._histories: dict[str, HistoryBuffer] = {}
         self._shown: dict[str, tuple[float, int, int]] = {}  # what `_readings` gave last
         self._shown_window = 0
         self._unshown: dict[str, None] = {}  # names with values since then, in their order
-        self._converted_callbacks: list[Callable[[Converted], None]] = []
+        self._sync_callbacks: list[Callable[[], None]] = []
         self._listeners: dict[str, Callable[..., None]] = {}
         self._images = MediaQueue("images")
         self._samples = MediaQueue("histograms")
         self._cursors: WeakKeyDictionary[object, _Cursor] = WeakKeyDictionary()
+        self._media_readers: WeakSet[object] = WeakSet()
+        self._last_media = int(start_iter)  # the iteration in which some were put last
         self._saved_cursors: dict[str, dict[str, int]] = {}
         self._over_ranks: OverRanks | None = None
 
@@ -116,6 +118,7 @@ class EventStorage:
     def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
         """Keep an image for the writers: CHW or HWC, uint8 or float in [0, 1] or [0, 255]."""
         name = self._log.prefix + img_name
+        self._drop_media_of_earlier_iterations()
         self._images.put((name, as_image(name, img_tensor), self._log.iteration))
 
     def put_histogram(
@@ -123,6 +126,9 @@ class EventStorage:
     ) -> None:
         """Keep the distribution of a tensor's values for the writers."""
         name = self._log.prefix + hist_name
+        if bins < 1:
+            raise ValueError(f"histogram {name!r} needs at least one bin, got {bins}")
+        self._drop_media_of_earlier_iterations()
         self._samples.put((name, as_samples(name, hist_tensor), bins, self._log.iteration))
 
     @contextmanager
@@ -185,8 +191,13 @@ class EventStorage:
         self, window_size: int | None = None
     ) -> dict[str, tuple[float, int]]:
         """As `latest`, but a median over the last `window_size` iterations where hinted so."""
-        readings = self._readings(window_size or self._log_period)
+        readings = self._readings(window_size or self.smoothing_window)
         return {name: (value, iteration) for name, (value, iteration, _) in readings.items()}
+
+    @property
+    def smoothing_window(self) -> int:
+        """How many iterations a value is smoothed over unless a writer says otherwise."""
+        return self._smoothing_window
 
     def smoothing_hints(self) -> dict[str, bool]:
         """The smoothing hint of each scalar."""
@@ -198,7 +209,7 @@ class EventStorage:
 
     def recent(self, name: str, window_size: int | None = None) -> list[float]:
         """The values of a scalar in the `window_size` iterations up to its latest."""
-        return self.history(name).recent(window_size or self._log_period)
+        return self.history(name).recent(window_size or self.smoothing_window)
 
     def unwritten(
         self, reader: object, window_size: int | None = None
@@ -209,50 +220,60 @@ class EventStorage:
         """
         seen = self._cursor(reader).scalars
         records: dict[int, dict[str, float]] = {}
-        readings = self._readings(window_size or self._log_period)
+        readings = self._readings(window_size or self.smoothing_window)
         for name, (value, iteration, count) in readings.items():
             if seen.get(name) != count:
                 seen[name] = count
                 records.setdefault(iteration, {})[name] = value
         return dict(sorted(records.items()))
 
-    def forget_written(self, iteration: int) -> bool:
-        """Have scalars whose latest value is of `iteration` or later be unwritten for all readers.
+    def forget_written(self, iteration: int, readers: Iterable[object]) -> bool:
+        """Have scalars whose latest value is of `iteration` or later be unwritten for readers.
 
         Returns whether there are any.
         """
         late = [name for name, (_, at) in self.latest().items() if at >= iteration]
-        live = (cursor.scalars for cursor in self._cursors.values())
-        for seen in (*self._saved_cursors.values(), *live):
+        for reader in readers:
             for name in late:
-                seen.pop(name, None)
+                self._cursor(reader).scalars.pop(name, None)
         return bool(late)
 
     def unwritten_images(self, reader: object) -> list[tuple[str, torch.Tensor, int]]:
         """Name, CHW uint8 image and iteration of the images put since `reader` last asked."""
-        cursor = self._cursor(reader)
+        cursor = self._media_cursor(reader)
         entries, cursor.images = self._images.since(cursor.images)
         return [(name, as_uint8(image), at) for name, image, at in entries]
 
     def unwritten_histograms(self, reader: object) -> list[dict]:
         """As arguments of `SummaryWriter.add_histogram_raw`, those since `reader` last asked."""
-        cursor = self._cursor(reader)
+        cursor = self._media_cursor(reader)
         entries, cursor.histograms = self._samples.since(cursor.histograms)
         return [summarize_histogram(*entry) for entry in entries]
 
+    def expect_media_reader(self, reader: object) -> None:
+        """Keep images and histograms until `reader` has had them, though it has not asked yet."""
+        self._media_readers.add(reader)
+        self._cursor(reader)
+
+    def drop_read_media(self) -> None:
+        """Forget the images and histograms that all who ever asked for some have had."""
+        cursors = [self._cursors[reader] for reader in self._media_readers]
+        self._images.drop_first(min([c.images for c in cursors], default=self._images.count))
+        self._samples.drop_first(min([c.histograms for c in cursors], default=self._samples.count))
+
     def clear_images(self) -> None:
-        """Forget the images. `PeriodicWriter` does it when all its writers have had them."""
-        self._images.clear()
+        """Forget the images, whoever has had them."""
+        self._images.drop_first(self._images.count)
 
     def clear_histograms(self) -> None:
-        """Forget the histograms, as `clear_images` does the images."""
-        self._samples.clear()
+        """Forget the histograms, whoever has had them."""
+        self._samples.drop_first(self._samples.count)
 
     def sync(self) -> None:
         """Sort what was put into the histories; tensors become numbers in one transfer a device."""
-        if not (self._log.entries or self._converted_callbacks):
+        if not (self._log.entries or self._sync_callbacks):
             return
-        names, column, converted = self._log.take()
+        names, column = self._log.take()
         if self._over_ranks is not None and names:
             self._over_ranks.note(names, column)
         columns = self._log.by_name(names, column)
@@ -261,13 +282,13 @@ class EventStorage:
                 self._histories[name] = self._new_history()
             self._histories[name].extend(values, iterations)
         self._unshown.update(dict.fromkeys(columns))
-        for callback in self._converted_callbacks:
-            callback(converted)
+        for callback in self._sync_callbacks:
+            callback()
 
     def start_joining_ranks(self) -> None:
         """Have `join_ranks` bring in what other ranks put from now on. All ranks call it."""
         self.sync()
-        self._over_ranks = OverRanks(self._log_period)
+        self._over_ranks = OverRanks(self.smoothing_window)
 
     def stop_joining_ranks(self) -> None:
         """Wait until rank 0 has what this one has sent; then `join_ranks` does nothing again."""
@@ -292,9 +313,9 @@ class EventStorage:
             self._histories[name].replace_last(replaced, column)
         self._unshown.update(dict.fromkeys(joint))
 
-    def on_converted(self, callback: Callable[[Converted], None]) -> None:
-        """Call back at each `sync`, with (name, value, iteration) of scalars that were deferred."""
-        self._converted_callbacks.append(callback)
+    def on_sync(self, callback: Callable[[], None]) -> None:
+        """Call back at each `sync`, when devices are waited for anyway."""
+        self._sync_callbacks.append(callback)
 
     @contextmanager
     def listening(self, **callbacks: Callable[..., None]) -> Iterator[None]:
@@ -336,10 +357,18 @@ class EventStorage:
         vars(self).update(state["notes"])
         for name, saved in state["scalars"].items():
             self._log.hints[name] = saved["smoothing_hint"]
+            self._log.restored.add(name)
             self._histories[name] = self._new_history()
             self._histories[name].load_state_dict(saved)
         self._unshown.update(dict.fromkeys(self._histories))
         self._saved_cursors = dict(state["cursors"])
+
+    def __getstate__(self) -> dict:
+        return {"iter": self.iter, "window": self.smoothing_window, "state": self.state_dict()}
+
+    def __setstate__(self, saved: dict) -> None:
+        EventStorage.__init__(self, saved["iter"], saved["window"])
+        self.load_state_dict(saved["state"])
 
     def __enter__(self) -> "EventStorage":
         open_storage(self)
@@ -387,6 +416,16 @@ class EventStorage:
 
     def _new_history(self) -> HistoryBuffer:
         return HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up)
+
+    def _media_cursor(self, reader: object) -> _Cursor:
+        self._media_readers.add(reader)
+        return self._cursor(reader)
+
+    def _drop_media_of_earlier_iterations(self) -> None:
+        # Not as soon as they are read: other writers may be about to read them.
+        if self._media_readers and self._log.iteration != self._last_media:
+            self.drop_read_media()
+        self._last_media = self._log.iteration
 
     def _cursor(self, reader: object) -> _Cursor:
         try:

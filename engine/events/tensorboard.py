@@ -1,16 +1,19 @@
 """TensorboardXWriter: scalars, images and histograms for TensorBoard."""
 
 import os
+import sys
 import time
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.events.current import get_event_storage
 from engine.events.event_files import (
     cut_event_files,
+    cut_event_files_to,
+    event_files,
     move_aside,
     new_event_file,
-    own_event_files,
 )
 from engine.events.tensorboard_record import (
     encode_event,
@@ -19,7 +22,7 @@ from engine.events.tensorboard_record import (
     encode_restart,
     encode_scalars,
 )
-from engine.events.writer import EventWriter, without_written
+from engine.events.writer import EventWriter, WindowSize, without_written
 from engine.utils.append_file import AppendFile
 
 if TYPE_CHECKING:
@@ -30,16 +33,19 @@ class TensorboardXWriter(EventWriter):
     """Writes an event file, made when there is something to write.
 
     The options are those of `torch.utils.tensorboard.SummaryWriter`, which writes to a remote
-    `log_dir` such as "s3://…". A local file is written directly, many times as quickly: there is no
-    queue then. A full disk is no error: what cannot be written waits in memory until there is space
-    again, and `close` logs an error if some is lost.
+    `log_dir` such as "s3://…", and where W&B listens to it (`sync_tensorboard`). Else the file is
+    written directly, many times as quickly: there is no queue then. A full disk is no error: what
+    cannot be written waits in memory until there is space again, and `close` logs an error if some
+    is lost.
     """
 
+    _window_size = WindowSize()
+    _last_write = -1  # for a `write` of a subclass, as detectron2's
     # Of a subclass whose constructor is not this one, as with detectron2: it makes the `_writer`.
     _log_dir = ""
-    _is_remote = True
-    _window_size: int | None = None
+    _uses_summary_writer = True
     _purge_step: int | None = None
+    _files_before: Sequence[str] = ()  # ours in the folder, where the run began
     _file: AppendFile | None = None
     _kept: dict[str, int] | None = None  # by tag, the last iteration in the files after a rewind
 
@@ -55,7 +61,7 @@ class TensorboardXWriter(EventWriter):
         filename_suffix: str = "",
     ) -> None:
         self._log_dir = os.fspath(log_dir)
-        self._is_remote = "://" in self._log_dir
+        self._uses_summary_writer = "://" in self._log_dir or _is_summary_writer_watched()
         self._window_size = window_size
         self._purge_step = purge_step  # for the next file
         self._filename_suffix = filename_suffix
@@ -90,20 +96,30 @@ class TensorboardXWriter(EventWriter):
     def rewind(self, iteration: int) -> None:
         """Cut what the event files hold from `iteration` on; at 0 they are moved to `earlier.1`.
 
-        A TensorBoard that is open is told too. That is all that happens in a remote folder.
+        A TensorBoard that is open is told too. That is all that happens with a SummaryWriter.
         """
         if not self._log_dir:
             return
-        self.close()
-        self._file = self._kept = None
-        self._purge_step = iteration  # always: TensorBoard takes the first for no restart
-        if self._is_remote:
+        self._begin_anew(iteration)
+        if self._uses_summary_writer:
             return
-        paths = own_event_files(self._log_dir)
+        own, _ = event_files(self._log_dir)
         if iteration > 0:
-            self._kept = cut_event_files(paths, iteration)
+            self._kept = cut_event_files(own, iteration)
         else:
-            move_aside(paths, self._log_dir)
+            move_aside(own, self._log_dir)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._uses_summary_writer:
+            return {}
+        own, _ = event_files(self._log_dir)
+        return {"sizes": {os.path.basename(path): os.path.getsize(path) for path in own}}
+
+    def restore(self, state: dict[str, Any], iteration: int) -> bool:
+        if self._uses_summary_writer:
+            return False
+        self._begin_anew(iteration)
+        return cut_event_files_to(self._log_dir, state["sizes"])
 
     def close(self) -> None:
         if self._file is not None:
@@ -113,6 +129,13 @@ class TensorboardXWriter(EventWriter):
             if self._log_dir:
                 del self._writer
             self._purge_step = None
+
+    def _begin_anew(self, iteration: int) -> None:
+        self.close()
+        self._file = self._kept = None
+        self._purge_step = iteration  # also of a first run: TensorBoard takes that for no restart
+        if not self._uses_summary_writer:
+            self._files_before, _ = event_files(self._log_dir)
 
     def _append_media(self, images: list, histograms: list[dict]) -> None:
         from torch.utils.tensorboard import summary
@@ -127,7 +150,7 @@ class TensorboardXWriter(EventWriter):
         self._append(encoded)
 
     def _append(self, summaries: list[tuple[bytes, int]]) -> None:
-        if self._is_remote:
+        if self._uses_summary_writer:
             from tensorboard.compat.proto.summary_pb2 import Summary
 
             for summary, at in summaries:
@@ -139,6 +162,20 @@ class TensorboardXWriter(EventWriter):
             path = new_event_file(self._log_dir, self._filename_suffix)
             self._file = AppendFile(path, head=encode_head(now))
         if self._purge_step is not None:
-            records.insert(0, encode_restart(now, self._purge_step))
+            # It hides all that is in the folder: not where another writer has a file there too.
+            own, others = event_files(self._log_dir)
+            if not others and own == self._files_before:
+                records.insert(0, encode_restart(now, self._purge_step))
             self._purge_step = None
         self._file.write(b"".join(records))
+
+
+def _is_summary_writer_watched() -> bool:
+    """Whether a program has put its own class in the place of the one that torch's SummaryWriter
+    writes with, as W&B's `sync_tensorboard` does: then it is to be written with."""
+    module = sys.modules.get("torch.utils.tensorboard.writer")
+    if module is None:
+        return False
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    return module.EventFileWriter is not EventFileWriter

@@ -1,5 +1,11 @@
 """EventWriter: what carries the storage's content to a file, a console or a tracker."""
 
+from typing import Any
+
+from engine.events.current import get_event_storage, has_event_storage
+
+WINDOW = 20  # iterations that a value is smoothed over, unless a storage or a writer says otherwise
+
 
 class EventWriter:
     """Base class of writers. A writer finds its storage with `get_event_storage()`.
@@ -15,11 +21,35 @@ class EventWriter:
     def write_media(self) -> None:
         """Write the images and histograms that wait: a checkpoint is made, which holds none."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the output stands, for `restore`; {} where it cannot be put back."""
+        return {}
+
+    def restore(self, state: dict[str, Any], iteration: int) -> bool:
+        """Put the output back to where it stood when the state was taken: the run goes on with
+        `iteration`. Returns False if that cannot be done; then it is rewound."""
+        return False
+
     def rewind(self, iteration: int) -> None:
         """Take back what was written for `iteration` and later: the run goes on from there."""
 
     def close(self) -> None:
         """Finish the output. A later `write` opens it again."""
+
+
+class WindowSize:
+    """An attribute of writers: the iterations to smooth over; that of the storage if it is None."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"{name}_given"
+
+    def __get__(self, writer: Any, owner: type | None = None) -> int:
+        if given := vars(writer).get(self._name):
+            return given
+        return get_event_storage().smoothing_window if has_event_storage() else WINDOW
+
+    def __set__(self, writer: Any, size: int | None) -> None:
+        vars(writer)[self._name] = size
 
 
 def without_written(

@@ -1,5 +1,6 @@
 """EvalHook: evaluates while training."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from engine.hooks.hook_list import attach_error
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
 from engine.utils.periods import is_due, read_period
+
+logger = logging.getLogger(__name__)
 
 
 class EvalHook(HookBase):
@@ -32,6 +35,7 @@ class EvalHook(HookBase):
         self._period = read_period(eval_period, JointPeriod)
         self._func = eval_function
         self._eval_after_train = eval_after_train
+        self._renamed: set[str] = set()  # results whose names are those of metrics of training
 
     def after_step(self) -> None:
         is_last = self.trainer.iter == self.trainer.max_iter - 1
@@ -53,8 +57,7 @@ class EvalHook(HookBase):
             ):
                 results = self._func()
             flat = _flatten(results)
-            for name, value in flat.items():
-                storage.put_scalar(name, value, smoothing_hint=False)
+            self._store(flat)
         except BaseException as error:
             try:
                 trainer.after_eval({})  # what hooks did for it is undone before any save
@@ -62,7 +65,21 @@ class EvalHook(HookBase):
                 attach_error(error, later)
             raise
         trainer.after_eval(flat)
-        trainer._stopping.agree()  # here, as all ranks wait for the one that evaluates longest
+        trainer.agree_on_stop()  # here, as all ranks wait for the one that evaluates longest
+
+    def _store(self, results: dict[str, float]) -> None:
+        storage = self.trainer.storage
+        hints = storage.smoothing_hints()
+        for name, value in results.items():
+            stored = f"eval/{name}" if hints.get(name) else name
+            if stored != name and name not in self._renamed:
+                self._renamed.add(name)
+                logger.warning(
+                    "The result %r is stored as %r: training has a metric of that name",
+                    name,
+                    stored,
+                )
+            storage.put_scalar(stored, value, smoothing_hint=False)
 
 
 def _share_buffers(trainer: Any) -> None:
@@ -76,4 +93,7 @@ def _flatten(results: Mapping[str, Any] | None) -> dict[str, float]:
         return {}
     if not isinstance(results, Mapping):
         raise TypeError(f"an eval function must return a dict or None, got {results!r:.200}")
-    return flatten_results_dict(results)
+    try:
+        return flatten_results_dict(results)
+    except TypeError as error:
+        raise ValueError(f"an eval function must return numbers: {error}") from error

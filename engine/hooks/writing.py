@@ -9,6 +9,7 @@ from engine.hooks.hook_list import attach_error
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
 from engine.utils.periods import Period, is_due, read_period
+from engine.utils.unique_names import unique_names
 
 
 class PeriodicWriter(HookBase):
@@ -33,17 +34,23 @@ class PeriodicWriter(HookBase):
         self._over_ranks = over_ranks
         self._period = read_period(period, JointPeriod if over_ranks else Period)
         self._was_evaluated = False
+        self._states: dict[str, dict[str, Any]] = {}  # of the writers, of the run that goes on
+        self._is_over = False
 
     def before_train(self) -> None:
         is_joint = self._over_ranks and comm.get_world_size() > 1
+        storage, start_iter = self.trainer.storage, self.trainer.start_iter
+        self._is_over = False
         if is_joint:
-            self.trainer.storage.start_joining_ranks()
+            storage.start_joining_ranks()
+        for writer in self._writers:
+            if type(writer).write_media is not EventWriter.write_media:
+                storage.expect_media_reader(writer)
         try:
-            for writer in self._writers:
-                writer.rewind(self.trainer.start_iter)
-            # A run that is trained further has results of its end, which were cut off now: they
+            rewound = self._take_back()
+            # A run that is trained further has results of its end. Where they were cut off now they
             # are written with its first step.
-            has_results = self.trainer.storage.forget_written(self.trainer.start_iter)
+            has_results = storage.forget_written(start_iter, rewound) and bool(rewound)
             self._was_evaluated = comm.all_gather(has_results)[0] if is_joint else has_results
         except BaseException:  # then this hook was not started, and gets no after_train
             self._call_all("close")
@@ -59,27 +66,47 @@ class PeriodicWriter(HookBase):
             self._was_evaluated = False
             trainer.storage.join_ranks()
             self._call_all("write")
-            trainer.storage.clear_images()
-            trainer.storage.clear_histograms()
+            trainer.storage.drop_read_media()
 
     def after_train(self) -> None:
         trainer = self.trainer
         try:
             # Where something has failed here, the other ranks may never come to this point.
-            if not (trainer.failed or trainer.requeue or trainer._hook_list.has_failed):
+            if not (trainer.failed or trainer.requeue or trainer.has_failed_hook):
                 trainer.storage.join_ranks()
                 trainer.storage.stop_joining_ranks()
         finally:
             # The run that goes on writes the rest, in lines that are as they were without a stop.
             self._call_all("write_media" if trainer.requeue else "write", "close")
+            self._is_over = not trainer.requeue
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: what waits to be written is in the storage's state, but for images and
-        histograms, which are written now."""
+        """Where the outputs stand, unless the run is over: one that is trained further has its last
+        results in the line of its first step. Scalars that wait are in the storage's state; images
+        and histograms are not, and are written now."""
         if storage := getattr(self.trainer, "storage", None):
             with storage:
                 self._call_all("write_media")
-        return {}
+        if self._is_over:
+            return {}
+        return {name: state for name, one in self._named() if (state := one.state_dict())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._states = state_dict
+
+    def _take_back(self) -> list[EventWriter]:
+        """Take back what was written after the checkpoint. Returns writers that had to be rewound,
+        as it is not known where their outputs stood."""
+        start_iter, states, self._states = self.trainer.start_iter, self._states, {}
+        rewound = []
+        for name, writer in self._named():
+            if not (start_iter and name in states and writer.restore(states[name], start_iter)):
+                writer.rewind(start_iter)
+                rewound.append(writer)
+        return rewound
+
+    def _named(self) -> list[tuple[str, EventWriter]]:
+        return list(zip(unique_names(self._writers), self._writers, strict=True))
 
     def _call_all(self, *methods: str) -> None:
         first: BaseException | None = None

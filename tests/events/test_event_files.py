@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from torch.utils.tensorboard import SummaryWriter
 
 from engine.events import EventStorage, TensorboardXWriter
-from engine.events.event_files import new_event_file, own_event_files
+from engine.events.event_files import event_files, new_event_file
 
 PICTURE = torch.zeros(3, 4, 4)
 
@@ -147,14 +147,14 @@ def test_a_new_file_sorts_after_all_others_also_where_the_clock_was_set_back(tmp
 def test_a_folder_of_any_name_is_found_again(tmp_path):
     folder = tmp_path / "lr=[0.1]*"
     train(folder, 0, 4)
-    assert len(own_event_files(str(folder))) == 1
+    assert len(event_files(str(folder))[0]) == 1
     train(folder, 2, 4)
     assert [step for step, _ in curve(folder)] == [0, 1, 2, 3]
 
 
 def test_what_follows_a_damaged_record_is_cut_as_no_reader_gets_there(tmp_path):
     train(tmp_path, 0, 4)
-    (path,) = map(Path, own_event_files(str(tmp_path)))
+    (path,) = map(Path, event_files(str(tmp_path))[0])
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -169,3 +169,97 @@ def test_rewinding_needs_no_space(small_disk):
     (small_disk / "others").write_bytes(bytes(disk_usage(small_disk).free))
     TensorboardXWriter(str(small_disk)).rewind(3)
     assert [step for step, _ in curve(small_disk)] == [0, 1, 2]
+
+
+def shown(folder: Path, tag: str) -> list[int]:
+    """The steps that TensorBoard shows of a scalar."""
+    return [event.step for event in EventAccumulator(str(folder)).Reload().Scalars(tag)]
+
+
+def test_curves_of_others_in_the_folder_are_not_hidden(tmp_path):
+    with SummaryWriter(str(tmp_path)) as other, EventStorage() as storage:
+        writer = TensorboardXWriter(str(tmp_path))
+        writer.rewind(0)
+        for storage.iter in range(10):
+            other.add_scalar("theirs", 1.0, storage.iter)
+            storage.put_scalar("ours", 1.0)
+            writer.write()
+        writer.close()
+    assert shown(tmp_path, "theirs") == shown(tmp_path, "ours") == list(range(10))
+
+
+def test_two_writers_in_one_folder_do_not_hide_each_others_curves(tmp_path):
+    for start, end in [(0, 6), (4, 10)]:
+        writers = {name: TensorboardXWriter(str(tmp_path)) for name in ("first", "second")}
+        for writer in writers.values():
+            writer.rewind(start)
+        for name, writer in writers.items():
+            with EventStorage(start) as storage:
+                for storage.iter in range(start, end):
+                    storage.put_scalar(name, 1.0)
+                    writer.write()
+        for writer in writers.values():
+            writer.close()
+        assert shown(tmp_path, "first") == shown(tmp_path, "second") == list(range(end))
+
+
+def test_a_summary_writer_made_in_the_same_second_has_a_file_of_its_own(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage() as storage:
+        storage.put_scalar("ours", 1.0)
+        writer.write()
+        writer._writer.add_scalar("theirs", 1.0, 0)
+        storage.step()
+        storage.put_scalar("ours", 1.0)
+        writer.write()
+    writer.close()
+    assert shown(tmp_path, "ours") == [0, 1]
+    assert shown(tmp_path, "theirs") == [0]
+
+
+def test_it_is_put_back_to_where_it_stood_whatever_the_iterations_are(tmp_path):
+    def write(writer: TensorboardXWriter, iterations: range) -> None:
+        with EventStorage() as storage:
+            for storage.iter in iterations:
+                storage.put_scalar("loss", 1.0)
+                storage.put_scalar("by_sample", 1.0, cur_iter=64 * storage.iter)
+                writer.write()
+
+    writer = TensorboardXWriter(str(tmp_path))
+    write(writer, range(5))
+    state = writer.state_dict()
+    write(writer, range(5, 8))
+    writer.close()
+    resumed = TensorboardXWriter(str(tmp_path))
+    assert resumed.restore(state, 5)
+    write(resumed, range(5, 6))
+    resumed.close()
+    later = TensorboardXWriter(str(tmp_path))
+    assert later.restore(state, 5)  # the file of the second run goes too
+    write(later, range(5, 7))
+    later.close()
+    found = everything(tmp_path)
+    assert [event.step for event in found.Scalars("loss")] == list(range(7))
+    assert [event.step for event in found.Scalars("by_sample")] == [64 * i for i in range(7)]
+
+
+def test_a_folder_that_does_not_hold_what_it_did_cannot_be_put_back(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path))
+    assert not writer.restore({"sizes": {"events.out.tfevents.1": 10}}, 5)
+
+
+def test_where_a_tracker_listens_to_summary_writers_one_is_used(tmp_path, monkeypatch):
+    """As with wandb.init(sync_tensorboard=True)."""
+    from torch.utils.tensorboard import writer as torchs
+
+    heard = []
+
+    class Listening(torchs.EventFileWriter):
+        def __init__(self, folder, *args, **kwargs):
+            heard.append(folder)
+            super().__init__(folder, *args, **kwargs)
+
+    monkeypatch.setattr(torchs, "EventFileWriter", Listening)
+    train(tmp_path, 0, 3)
+    assert heard == [str(tmp_path)]
+    assert shown(tmp_path, "loss") == [0, 1, 2]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.events import EventStorage, JSONWriter
+from engine.events import EventStorage, JSONWriter, get_event_storage
 
 
 @pytest.fixture
@@ -355,3 +355,55 @@ def test_a_line_after_one_that_goes_was_written_after_the_checkpoint_and_goes_to
     path.write_text('{"iteration": 1}\n{"iteration": 5}\n{"iteration": 2, "late": 1.0}\n')
     JSONWriter(path).rewind(4)
     assert lines(path) == [{"iteration": 1}]
+
+
+def test_a_last_line_that_only_lacks_its_end_is_kept(path):
+    path.write_text('{"iteration": 1}\n{"iteration": 2}')
+    JSONWriter(path)
+    assert iterations(path) == [1, 2]
+
+
+def test_it_is_put_back_to_where_it_stood_whatever_the_iterations_are(path):
+    def write(writer: JSONWriter, steps: range) -> None:
+        with EventStorage() as storage:
+            for storage.iter in steps:
+                storage.put_scalar("loss", 1.0)
+                storage.put_scalar("by_sample", 1.0, cur_iter=64 * storage.iter)
+                writer.write()
+        writer.close()
+
+    writer = JSONWriter(path)
+    write(writer, range(1, 5))
+    state, text = writer.state_dict(), path.read_text()
+    write(writer, range(5, 8))
+    assert JSONWriter(path).restore(state, 5)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("text", ["", '{"iteration": 1}\n', '{"iteration": 1, "loss": 1.0}\n'])
+def test_a_file_that_is_another_one_cannot_be_put_back(path, text):
+    path.write_text(text)
+    assert not JSONWriter(path).restore({"size": 20}, 5)
+    assert path.read_text() == text
+
+
+def test_a_write_as_detectron2_has_it_works(path):
+    """With its private attributes, as subclasses have it that add something."""
+
+    class Own(JSONWriter):
+        def write(self) -> None:
+            latest = get_event_storage().latest_with_smoothing_hint(self._window_size)
+            new = {name: v for name, (v, at) in latest.items() if at > self._last_write}
+            self._last_write = get_event_storage().iter
+            self._file_handle.write(json.dumps({**new, "iteration": self._last_write}) + "\n")
+            self._file_handle.flush()
+            os.fsync(self._file_handle.fileno())
+
+    writer = Own(path)
+    assert writer._window_size == 20
+    with EventStorage() as storage:
+        for storage.iter in range(2):
+            storage.put_scalar("loss", storage.iter, smoothing_hint=False)
+            writer.write()
+    writer.close()
+    assert lines(path) == [{"loss": 0.0, "iteration": 0}, {"loss": 1.0, "iteration": 1}]

@@ -208,3 +208,31 @@ def test_what_came_since_the_line_before_is_shown_though_the_window_is_shorter(p
             if (storage.iter + 1) % 10 == 0:
                 printer.write()
     assert printed()[-1]["total_loss"] == "13"
+
+
+def test_one_step_that_took_long_does_not_change_the_time_to_the_end(printed):
+    with EventStorage() as storage:
+        for storage.iter in range(200):
+            storage.put_scalar("time", 36_000.0 if storage.iter == 150 else 0.5)
+        CommonMetricPrinter(300).write()
+    assert printed()[0]["eta"] == "0:00:50"
+    assert storage.latest()["eta_seconds"] == (50.0, 199)
+
+
+def test_a_run_without_an_end_in_sight_has_a_line(printed):
+    with EventStorage() as storage:
+        storage.put_scalar("time", 0.5)
+        CommonMetricPrinter(2**62).write()
+    assert "days" in printed()[0]["eta"]
+
+
+def test_parts_that_subclasses_for_detectron2_use_are_there():
+    printer = CommonMetricPrinter(10)
+    with EventStorage() as storage:
+        storage.put_scalar("time", 1.0)
+        assert printer._get_eta(storage) == "0:00:09"
+        assert printer._window_size == 20
+        assert printer._last_write is None
+    assert CommonMetricPrinter(10, window_size=5)._window_size == 5
+    with EventStorage(log_period=7):
+        assert printer._window_size == 7

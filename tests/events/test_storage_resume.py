@@ -1,7 +1,9 @@
 """Each writer's cursor, and what a storage hands out after a resume."""
 
+import copy
 import gc
 import io
+import pickle
 
 import pytest
 import torch
@@ -217,11 +219,27 @@ def test_loading_replaces_what_was_put_before_under_the_same_name():
     assert loaded.history("acc").values() == [(0.5, 0)]
 
 
-def test_the_smoothing_hint_survives():
+def test_the_smoothing_hint_survives_unless_the_program_has_another_one_by_now():
     storage = EventStorage()
     storage.put_scalar("acc", 0.5, smoothing_hint=False)
-    with pytest.raises(ValueError, match="metric 'acc' was put with smoothing_hint=False before"):
-        resumed(storage).put_scalar("acc", 0.6)
+    loaded = resumed(storage)
+    assert loaded.smoothing_hints() == {"acc": False}
+    loaded.put_scalar("acc", 0.6)
+    assert loaded.smoothing_hints() == {"acc": True}
+    with pytest.raises(ValueError, match="metric 'acc' was put with smoothing_hint=True before"):
+        loaded.put_scalar("acc", 0.6, smoothing_hint=False)
+
+
+def test_a_storage_can_be_pickled_and_copied():
+    storage = EventStorage(start_iter=7, log_period=3)
+    storage.put_scalar("acc", 0.5)
+    storage.note = "kept"
+    for other in (pickle.loads(pickle.dumps(storage)), copy.deepcopy(storage)):
+        assert (other.iter, other.smoothing_window, other.note) == (7, 3, "kept")
+        assert other.latest() == {"acc": (0.5, 7)}
+        other.put_scalar("acc", 0.7)
+    assert storage.latest() == {"acc": (0.5, 7)}
+    assert pickle.loads(pickle.dumps(storage.history("acc"))).latest() == 0.5
 
 
 def test_ad_hoc_state_survives_but_not_the_wish_to_stop():

@@ -253,3 +253,50 @@ def test_a_finished_run_that_is_trained_further_keeps_the_results_of_its_end(tmp
     assert found == [(4, 4.0), (5, 5.0), (9, 9.0)]
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("accuracy")] == found
+
+
+def test_a_resumed_run_loses_no_line_though_some_iterations_are_ahead(tmp_path):
+    """As where something is logged by samples."""
+
+    def train(start: int, end: int, state: dict | None = None) -> dict:
+        writers = [JSONWriter(tmp_path / "metrics.json"), TensorboardXWriter(tmp_path)]
+        saved = {}
+
+        def put(trainer) -> None:
+            trainer.storage.put_scalar("by_sample", 1.0, cur_iter=64 * trainer.iter)
+
+        def save(trainer) -> None:
+            if trainer.iter == 9:
+                saved.update(trainer.state_dict())
+
+        trainer = Steps(CallbackHook(after_step=put), PeriodicWriter(writers, 5))
+        trainer.register_hooks([CallbackHook(after_step=save)], priority="LOWEST")
+        if state:
+            trainer.load_state_dict(state)
+        trainer.train(start, end)
+        return saved
+
+    train(10, 20, train(0, 14))
+    text = (tmp_path / "metrics.json").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["iteration"] for line in lines if "x" in line] == [4, 9, 14, 19]
+    assert [line["iteration"] for line in lines if "by_sample" in line] == [
+        64 * iteration for iteration in (4, 9, 14, 19)
+    ]
+    events = EventAccumulator(str(tmp_path), purge_orphaned_data=False).Reload()
+    assert [event.step for event in events.Scalars("x")] == [4, 9, 14, 19]
+
+
+def test_images_wait_for_all_who_take_some(tmp_path):
+    fast, slow = Recording(), TensorboardXWriter(tmp_path)
+    others = PeriodicWriter([JSONWriter(tmp_path / "metrics.json")], 3)
+    Steps(PeriodicWriter([fast], 2), PeriodicWriter([slow], 10), others, images=True).train(0, 20)
+    assert fast.images == list(range(20))
+    events = EventAccumulator(str(tmp_path), {"images": 0}).Reload()
+    assert [event.step for event in events.Images("picture")] == list(range(20))
+
+
+def test_images_that_nobody_takes_do_not_pile_up(tmp_path):
+    trainer = Steps(PeriodicWriter([JSONWriter(tmp_path / "metrics.json")], 5), images=True)
+    trainer.train(0, 12)
+    assert len(trainer.storage._vis_data) == 0
