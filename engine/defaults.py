@@ -13,7 +13,14 @@ from torch import nn
 
 from engine import hooks
 from engine.checkpoint import Checkpointer
-from engine.config import CfgNode, ConfigError, config_differences, track_reads, unread_keys
+from engine.config import (
+    CfgNode,
+    ConfigError,
+    config_differences,
+    naming,
+    track_reads,
+    unread_keys,
+)
 from engine.data import MetadataCatalog
 from engine.data.from_config import (
     check_test_sets,
@@ -25,6 +32,7 @@ from engine.evaluation import (
     ClassificationEvaluator,
     DatasetEvaluator,
     LanguageModelEvaluator,
+    check_expected_results,
     inference_on_dataset,
     print_csv_format,
     read_results,
@@ -45,7 +53,7 @@ from engine.modeling import build_model, load_weights
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
 from engine.parallel.fsdp import is_sharded
-from engine.parallel.strategy import check_strategy, prepare_model, wrap_model
+from engine.parallel.strategy import prepare_model, wrap_model
 from engine.predictor import DefaultPredictor
 from engine.simple_trainer import AMPTrainer, SimpleTrainer
 from engine.solver import (
@@ -64,6 +72,7 @@ from engine.startup import (
 from engine.train_loop import TrainerBase
 from engine.utils.analysis import model_summary, parameter_status_table
 from engine.utils.claims import claim
+from engine.utils.default_property import default_property
 from engine.utils.logger import setup_logger
 
 __all__ = [
@@ -102,7 +111,7 @@ class DefaultTrainer(TrainerBase):
         track_reads(cfg)
         self._refuse_unknown_test_sets(cfg)
         cfg = self.auto_scale_workers(cfg, comm.get_world_size())
-        check_strategy(cfg.PARALLEL.STRATEGY)
+        check_expected_results(cfg)
         model = prepare_model(cfg, self.build_model(cfg))
         optimizer = self.build_optimizer(cfg, model)
         data_loader = self.build_train_loader(cfg)
@@ -119,7 +128,9 @@ class DefaultTrainer(TrainerBase):
             self._trainer = SimpleTrainer(model, data_loader, optimizer, **options)
         self.cfg = lengths_in_iterations(cfg, self._trainer.epoch_length)
         self.max_iter = self.cfg.SOLVER.MAX_ITER
-        self.scheduler = self.build_lr_scheduler(self.cfg, optimizer)
+        self.scheduler: Any = None
+        if cfg.DEFAULT_HOOKS.LRScheduler.ENABLED:  # else nothing would end its warm-up
+            self.scheduler = self.build_lr_scheduler(self.cfg, optimizer)
         self.checkpointer = Checkpointer(
             model,
             cfg.OUTPUT_DIR,
@@ -325,7 +336,7 @@ class DefaultTrainer(TrainerBase):
     @classmethod
     def load_weights(cls, cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
         """Load what an evaluation needs: the weights of MODEL.WEIGHTS, or with `resume` of the last
-        checkpoint; their average where EMA is on."""
+        checkpoint; their average where there is one, as in the evaluations of its run."""
         load_weights(cfg, model, resume)
 
     @staticmethod
@@ -338,6 +349,13 @@ class DefaultTrainer(TrainerBase):
         return scale_to_processes(cfg, num_workers)
 
     # --- the inner trainer's parts ----------------------------------------------------------
+
+    def epoch_of(self, iteration: int) -> int | None:
+        return self._trainer.epoch_of(iteration)
+
+    @default_property
+    def epoch_length(self) -> float | None:
+        return self._trainer.epoch_length
 
     @property
     def model(self) -> nn.Module:
@@ -378,7 +396,7 @@ class DefaultTrainer(TrainerBase):
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Drop the data loader, then take the one that the function builds."""
         self._trainer.reset_data_loader(data_loader_builder)
-        self._trainer.start_data_at(self._next_iter)
+        self._trainer.start_data_at(self.next_iter)
 
     def _refuse_unknown_test_sets(self, cfg: CfgNode) -> None:
         # Now, and not at the first evaluation. A test loader of the user's own knows its names.
@@ -424,9 +442,10 @@ class DefaultTrainer(TrainerBase):
         cfg = self.cfg
         if not cfg.CHECKPOINT.BEST_METRIC:
             return None
-        return hooks.BestCheckpointer(
-            cfg.TEST.EVAL_PERIOD, self.checkpointer, cfg.CHECKPOINT.BEST_METRIC
-        )
+        with naming("CHECKPOINT.BEST_METRIC"):
+            return hooks.BestCheckpointer(
+                cfg.TEST.EVAL_PERIOD, self.checkpointer, cfg.CHECKPOINT.BEST_METRIC
+            )
 
 
 def _only_or_all(results: dict[str, Any]) -> dict[str, Any]:

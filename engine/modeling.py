@@ -5,8 +5,8 @@ from inspect import signature
 
 from torch import nn
 
-from engine.checkpoint import Checkpointer
-from engine.config import CfgNode, ConfigError
+from engine.checkpoint import Checkpointer, find_averages
+from engine.config import CfgNode, ConfigError, check_arguments, naming
 from engine.parallel.device import choose_device
 from engine.utils.registry import Registry, find
 
@@ -29,20 +29,21 @@ def build_model(cfg: CfgNode) -> nn.Module:
         )
     make = find(META_ARCH_REGISTRY, cfg.MODEL.META_ARCHITECTURE)
     takes_cfg = hasattr(make, "from_config") or next(iter(signature(make).parameters), "") == "cfg"
+    with naming("MODEL.DEVICE"):
+        device = choose_device(cfg.MODEL.DEVICE)
+    check_arguments(make, cfg.MODEL.ARGS, "MODEL.ARGS")
     model = make(cfg, **cfg.MODEL.ARGS) if takes_cfg else make(**cfg.MODEL.ARGS)
-    return model.to(choose_device(cfg.MODEL.DEVICE))
+    return model.to(device)
 
 
 def load_weights(cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
     """Load what an evaluation needs: the weights of MODEL.WEIGHTS, or with `resume` of the last
-    checkpoint; their average where EMA is on."""
+    checkpoint; their average where there is one, as in the evaluations of its run."""
     loaded = Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(cfg.MODEL.WEIGHTS, resume=resume)
-    hook_states = loaded.get("trainer", {}).get("hooks", {})
-    average = hook_states.get("EMAHook", {}).get("average")
-    if average and (cfg.EMA.ENABLED or "EMAHook" in str(cfg.HOOKS)):
-        model.load_state_dict(average, strict=False)
+    names = model.state_dict().keys()
+    averages = [average for average in find_averages(loaded) if average.keys() <= names]
+    if len(averages) == 1:
+        model.load_state_dict(averages[0], strict=False)
         logger.info("The averaged weights are used, as in evaluations while training (EMAHook)")
-    elif average:
-        logger.warning(
-            "The checkpoint has averaged weights too (EMAHook): set EMA.ENABLED to evaluate them"
-        )
+    elif averages:
+        logger.warning("The checkpoint has %d averages of the weights: none is used", len(averages))

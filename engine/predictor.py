@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
+from torch.utils.data import default_collate
 
 from engine.config import CfgNode
-from engine.data import build_test_loader
-from engine.data.from_config import find_mapper
+from engine.data import MapDataset
+from engine.data.from_config import find_function
 from engine.modeling import build_model, load_weights
 
 
@@ -14,16 +15,19 @@ class DefaultPredictor:
     """The model of a config with its weights, called with one sample at a time.
 
     The sample is what a test set holds, e.g. {"image": tensor}, before TEST_MAPPER; the outputs
-    are the model's, for a batch of one.
+    are the model's, for a batch of one made as DATALOADER.COLLATE says.
     """
 
     def __init__(self, cfg: CfgNode) -> None:
         self.cfg = cfg.clone()
         self.model = build_model(cfg)
         self.model.eval()
-        self.mapper = find_mapper(cfg.DATALOADER.TEST_MAPPER)
+        self.mapper = find_function(cfg.DATALOADER.TEST_MAPPER)
+        self.collate = find_function(cfg.DATALOADER.COLLATE) or default_collate
         load_weights(cfg, self.model)
 
     @torch.no_grad()
     def __call__(self, sample: Any) -> Any:
-        return self.model(next(iter(build_test_loader([sample], mapper=self.mapper))))
+        if self.mapper:
+            sample = MapDataset([sample], self.mapper)[0]
+        return self.model(self.collate([sample]))

@@ -16,24 +16,26 @@ from engine.utils.random_state import get_random_state
 if TYPE_CHECKING:
     from engine.train_loop import TrainerBase
 
-_KEPT = ("storage", "random_states", "left_at", "stopped", "finished")
+_SAVED_KEYS = ("storage", "random_states", "left_at", "stopped", "finished")
 
 
 class RunState:
-    """The state of a trainer's run, such that one that goes on from it is the same run.
+    """What a checkpoint holds of a run beside model and optimizer, so that a resumed run is exact.
 
-    Besides hooks, storage and random generators it tells where in an iteration the run was left
-    (`left_at`), whether it was stopped for good (`stopped`), and whether all that comes after the
-    last step is done too (`finished`). What a run does in `after_train` when it is to be continued
-    is no part of its state.
+    These are the states of hooks, storage and random generators; where in an iteration the run was
+    left (`left_at`); whether it was stopped for good (`stopped`); and whether all that comes after
+    the last step is done too (`finished`). If the run is to be continued (`requeue`), what hooks do
+    in `after_train` is not saved: the resumed run does it at its own end.
     """
 
     def __init__(self, trainer: "TrainerBase") -> None:
         self._trainer = weakref.proxy(trainer)
-        self._saved: dict[str, Any] = {}  # by the run that goes on here
-        self.takes_up = False  # this run ends what that one had begun
-        self._way_back: dict[str, Any] = {}  # the state from before what can be left now
-        self._left: dict[str, Any] = {}  # the state from before what was left
+        self._saved: dict[str, Any] = {}  # what the loaded checkpoint held; {} for a new run
+        # Whether the run must first finish an iteration, or an end, that the saved one had begun.
+        self.takes_up = False
+        # The state to save if the evaluation that is running is left; {} where none is.
+        self._before_evaluation: dict[str, Any] = {}
+        self._state_to_save: dict[str, Any] = {}  # set where an evaluation was left
         self._random_states: tuple[object, list[dict]] = (None, [])  # when, and of all ranks
         self._common_hooks: set[str] = set()  # of all ranks, where there are several
         self._after_epoch_at = -1  # the last iteration whose `after_epoch` has begun
@@ -42,7 +44,8 @@ class RunState:
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
-        state = {"iteration": trainer.iter - trainer._iter_is_ahead, **(self._left or self._now())}
+        iteration = trainer.iter - trainer._iter_is_ahead
+        state = {"iteration": iteration, **(self._state_to_save or self._now())}
         if "storage" in state:
             state |= self._end()
         return state
@@ -78,7 +81,7 @@ class RunState:
             is_made = not trainer._is_training
             end["stopped"] = {"reasons": reasons, "is_made": is_made, "max_iter": trainer.max_iter}
         is_over = not trainer._is_training and (reasons or trainer.iter >= trainer.max_iter)
-        is_left = trainer.failed or trainer.requeue or trainer._hook_list.has_failed
+        is_left = trainer.failed or trainer.requeue or trainer.has_failed_hook
         return {**end, "finished": bool(is_over and not is_left)}
 
     def _owed_after_epoch(self) -> str:
@@ -93,7 +96,7 @@ class RunState:
     # --- going on ---------------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved = {name: state_dict[name] for name in _KEPT if name in state_dict}
+        self._saved = {name: state_dict[name] for name in _SAVED_KEYS if name in state_dict}
 
     def begin(self, start_iter: int, max_iter: int) -> StopDecision:
         """Open the storage of a run; returns what the saved one had decided on its end."""
@@ -109,7 +112,7 @@ class RunState:
             stopped = {}  # the user wants to train it further
         is_over = bool(stopped) or start_iter == max_iter
         self.takes_up = (is_over and not saved.get("finished", True)) or "left_at" in saved
-        self._way_back, self._left = {}, {}
+        self._before_evaluation, self._state_to_save = {}, {}
         self._random_states, self._after_epoch_at = (None, []), -1
         return StopDecision(stopped.get("reasons", ()), stopped.get("is_made", False))
 
@@ -144,22 +147,22 @@ class RunState:
         """Keep the state, if it may be needed, before hooks do what only the end of a run does."""
         if not self._is_alone():
             self._gather_from_ranks()
-        if not self._left and (self._is_alone() or self._trainer.requeue):
+        if not self._state_to_save and (self._is_alone() or self._trainer.requeue):
             state = self._now()
-            self._way_back = state if self._is_alone() else {}
-            self._left = state if self._trainer.requeue else {}
+            self._before_evaluation = state if self._is_alone() else {}
+            self._state_to_save = state if self._trainer.requeue else {}
 
     def begin_evaluation(self) -> None:
         if self._trainer._is_training and self._is_alone():
-            self._way_back = self._now()
+            self._before_evaluation = self._now()
 
     def end_evaluation(self) -> None:
         if self._trainer._is_training:
-            self._way_back = {}
+            self._before_evaluation = {}
 
     def leave_evaluation_if_asked(self) -> None:
-        if self._way_back and self._trainer._stopping.asks_requeue:
-            self._left, self._trainer._stopping.requeue = self._way_back, True
+        if self._before_evaluation and self._trainer._stopping.asks_requeue:
+            self._state_to_save, self._trainer._stopping.requeue = self._before_evaluation, True
             raise EvaluationLeft
 
     @contextmanager
@@ -170,7 +173,7 @@ class RunState:
         except EvaluationLeft as left:
             if not self._trainer._iter_is_ahead:
                 if left.hook:
-                    self._left["left_at"] = {"point": left.point, "hook": left.hook}
+                    self._state_to_save["left_at"] = {"point": left.point, "hook": left.hook}
                 self._trainer.iter += 1
 
     def _is_alone(self) -> bool:

@@ -1,8 +1,10 @@
 """SimpleTrainer and AMPTrainer: the loop with the usual step."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import cached_property
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -25,6 +27,7 @@ from engine.solver import optimizer_calls
 from engine.solver.optimizer import load_optimizer_state
 from engine.train_loop import TrainerBase
 from engine.utils.cpu_bfloat16 import has_working_bfloat16_kernels, without_onednn
+from engine.utils.default_property import default_property
 from engine.utils.endless import EndlessIterator, batches_per_epoch
 
 logger = logging.getLogger(__name__)
@@ -50,6 +53,14 @@ class SimpleTrainer(TrainerBase):
     `async_write_metrics` is taken for code that passes it: no step ever waits for a metric.
     """
 
+    # What a subclass with a constructor of its own, as for detectron2, need not set.
+    gather_metric_period = 1
+    zero_grad_before_forward = False
+    async_write_metrics = False
+    accumulate = 1
+    clip_gradients: Callable[[torch.optim.Optimizer], torch.Tensor] | None = None
+    _data_loader_iter_obj: Iterator[Any] | None = None
+
     def __init__(
         self,
         model: nn.Module,
@@ -64,7 +75,6 @@ class SimpleTrainer(TrainerBase):
         nonfinite: NonFinitePolicy = "raise",
     ) -> None:
         super().__init__()
-        self._iterator: EndlessIterator | None = None
         if min(gather_metric_period, accumulate) < 1:
             raise ValueError(
                 "gather_metric_period and accumulate must be at least 1, "
@@ -102,7 +112,8 @@ class SimpleTrainer(TrainerBase):
         if is_first and self.zero_grad_before_forward:
             optimizer_calls.zero_grad(self.optimizer)
         start = perf_counter()
-        data = next(self._iterator or self._data_loader_iter)  # to change it, wrap the data loader
+        # To change the data, wrap the data loader.
+        data = next(self._data_loader_iter_obj or self._data_loader_iter)
         data_time = perf_counter() - start
         metrics = self._forward(data)  # to change the losses, wrap the model
         loss = total_loss(metrics)
@@ -123,7 +134,7 @@ class SimpleTrainer(TrainerBase):
         """Drop the data loader, then take the one that the function builds."""
         self.data_loader = ()  # frees the old loader before the new one needs its memory
         self.data_loader = data_loader_builder()
-        self.start_data_at(self._next_iter)
+        self.start_data_at(self.next_iter)
 
     def before_train(self) -> None:
         self.start_data_at(self.start_iter)
@@ -133,9 +144,9 @@ class SimpleTrainer(TrainerBase):
         """Have a loader that can start anywhere (`start_at`) give the batches of this iteration."""
         if hasattr(self.data_loader, "start_at"):
             self.data_loader.start_at(iteration * self.accumulate)
-            self._iterator = None
+            self._data_loader_iter_obj = None
 
-    @property
+    @default_property
     def epoch_length(self) -> float | None:
         """Iterations in an epoch; None where the data loader has no length."""
         return self._batches_per_epoch and self._batches_per_epoch / self.accumulate
@@ -154,13 +165,36 @@ class SimpleTrainer(TrainerBase):
     def data_loader(self, data_loader: Iterable[Any]) -> None:
         self._data_loader = data_loader
         self._batches_per_epoch = batches_per_epoch(data_loader)
-        self._iterator = None
+        self._data_loader_iter_obj = None
+
+    @data_loader.deleter
+    def data_loader(self) -> None:
+        self.data_loader = ()
 
     @property
-    def _data_loader_iter(self) -> EndlessIterator:
-        if self._iterator is None:
-            self._iterator = EndlessIterator(self._data_loader)
-        return self._iterator
+    def _data_loader_iter(self) -> Iterator[Any]:
+        if self._data_loader_iter_obj is None:
+            self._data_loader_iter_obj = EndlessIterator(self._data_loader)
+        return self._data_loader_iter_obj
+
+    @_data_loader_iter.setter
+    def _data_loader_iter(self, batches: Iterator[Any]) -> None:
+        self._data_loader_iter_obj = batches
+
+    @cached_property
+    def nonfinite(self) -> NonFiniteGuard:
+        return NonFiniteGuard()
+
+    @cached_property
+    def concurrent_executor(self) -> ThreadPoolExecutor:
+        """A thread in which `get_event_storage()` finds the run's storage, for code that has its
+        metrics written there, as detectron2 does; ours needs none."""
+        return ThreadPoolExecutor(1, initializer=self.storage.__enter__)
+
+    def after_train(self) -> None:
+        if executor := vars(self).pop("concurrent_executor", None):
+            executor.shutdown()
+        super().after_train()
 
     @staticmethod
     def write_metrics(
@@ -219,7 +253,7 @@ class SimpleTrainer(TrainerBase):
         load_optimizer_state(self.optimizer, state)
         if hasattr(self.data_loader, "load_state_dict") and "data_loader" in state_dict:
             self.data_loader.load_state_dict(state_dict["data_loader"])
-            self._iterator = None
+            self._data_loader_iter_obj = None
 
 
 class AMPTrainer(SimpleTrainer):
@@ -251,6 +285,8 @@ class AMPTrainer(SimpleTrainer):
             async_write_metrics,
             **step_options,
         )
+        if isinstance(model, nn.DataParallel):
+            raise TypeError("AMPTrainer cannot train a DataParallel: use DistributedDataParallel")
         self._device_type = device_type_of(model)
         if grad_scaler is None:
             grad_scaler = torch.amp.GradScaler(
@@ -300,7 +336,7 @@ class AMPTrainer(SimpleTrainer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        saved = state_dict.get("grad_scaler")  # none of a run in another precision
+        saved = state_dict.get("grad_scaler")  # missing if the run was not in mixed precision
         if saved and self.grad_scaler.is_enabled():
             self.grad_scaler.load_state_dict(saved)
         elif saved or self.grad_scaler.is_enabled():

@@ -11,7 +11,7 @@ class StopDecision:
 
     A stop is for good, or asks that the run be continued (`requeue`). With several processes what
     one of them wants is done by all, some steps later; until then it changes nothing. `reasons` are
-    those of a saved run, which may have come to its decision (`is_made`).
+    those that were saved with the run; `is_made` says that it had stopped for them.
     """
 
     def __init__(self, reasons: Sequence[str] = (), is_made: bool = False) -> None:

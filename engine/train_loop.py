@@ -4,6 +4,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +13,10 @@ from engine.hooks.base import HookBase
 from engine.hooks.hook_list import HookList, attach_error
 from engine.run_state import RunState
 from engine.stop_decision import StopDecision
+from engine.utils.default_property import default_property
+
+# As in detectron2; the first and the third are given by `__getattr__`.
+__all__ = ["AMPTrainer", "HookBase", "SimpleTrainer", "TrainerBase"]  # noqa: F822
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +31,18 @@ class TrainerBase:
     `max_iter`. `storage` is the run's EventStorage, readable also after the run.
     """
 
+    max_iter: int = 0  # here, as a subclass may set it before it calls our constructor
+    storage: EventStorage
+
     def __init__(self) -> None:
         self.iter = 0
         self.start_iter = 0
-        self.max_iter = 0
-        self.storage: EventStorage
         self.failed = False
         self._stopping = StopDecision()
         self._hook_list = HookList()
         self._is_training = False
         self._handled_error: BaseException | None = None
-        self._iter_is_ahead = False  # `iter` is begun or next, but not finished
+        self._iter_is_ahead = False  # until the step of iteration `iter` has ended
         self._outer: TrainerBase | None = None  # the trainer whose run_step calls this one's
         self._run_state = RunState(self)
 
@@ -62,15 +68,20 @@ class TrainerBase:
                     self.before_train()
                     self._run_state.take_up()
                     while self.iter < self.max_iter and not self._is_stopped():
+                        self._iter_is_ahead = True
                         self.before_step()
                         self.run_step()
+                        self._iter_is_ahead = False
                         self.after_step()
                         self.iter += 1
                 self._end_steps()
             except BaseException as error:  # KeyboardInterrupt and SystemExit too
                 self._end_failed_run(error)
                 raise
-            self.after_train()
+            try:
+                self.after_train()
+            finally:
+                self._is_training = False
 
     def run_step(self) -> None:
         """Do one step."""
@@ -101,12 +112,24 @@ class TrainerBase:
         """Whether there is more to save than the checkpoint that the run began with."""
         return self.iter > self.start_iter or self._run_state.takes_up
 
+    @property
+    def has_failed_hook(self) -> bool:
+        """Whether a hook has failed where the others are called all the same, as in `after_train`.
+
+        Other ranks may then never come to what ranks do together.
+        """
+        return self._hook_list.has_failed
+
+    def agree_on_stop(self) -> None:
+        """Have a stop that was asked for on any rank be known to all now. All ranks call it."""
+        self._stopping.agree()
+
     def epoch_of(self, iteration: int) -> int | None:
         """The epoch that an iteration begins in, from 0; None where epochs have no known length."""
         inner = self._inner_trainer()
         return inner.epoch_of(iteration) if inner else None
 
-    @property
+    @default_property
     def epoch_length(self) -> float | None:
         """Iterations in an epoch; None where that is not known."""
         inner = self._inner_trainer()
@@ -115,8 +138,9 @@ class TrainerBase:
     # --- the points: each calls the hooks ---------------------------------------------------
 
     def before_train(self) -> None:
+        self.failed = False
         self._is_training = True
-        self._handled_error = sys.exc_info()[1]  # of a program that trains again after it
+        self._handled_error = sys.exc_info()[1]  # that the caller handles now; not this run's
         self._link_inner(weakref.proxy(self))
         self._hook_list.start()
 
@@ -134,6 +158,7 @@ class TrainerBase:
         self._iter_is_ahead = True
         self.storage.iter = self.iter
         hooks = self._hook_list
+        hooks.mind_changes()
         if hooks.calls["before_epoch"] and self._begins_epoch():
             hooks.run("before_epoch")
         if hooks.calls["before_step"]:
@@ -215,8 +240,8 @@ class TrainerBase:
         self._run_state.gather_random_states(hook)
 
     @property
-    def _next_iter(self) -> int:
-        """The iteration that is not finished yet."""
+    def next_iter(self) -> int:
+        """The first iteration that is not finished: `iter`, or after its step the one after it."""
         return self.iter if self._iter_is_ahead else self.iter + 1
 
     def _prepare(self, start_iter: int, max_iter: int) -> None:
@@ -241,14 +266,18 @@ class TrainerBase:
 
     def _end_failed_run(self, error: BaseException) -> None:
         self.failed = True
+        for action in (partial(self._log_failure, error), self.after_train):
+            try:
+                action()
+            except BaseException as later:  # an impatient second Ctrl-C too
+                attach_error(error, later)
+        self._is_training = False
+
+    def _log_failure(self, error: BaseException) -> None:
         if isinstance(error, Exception):
-            logger.exception("Exception during training, at iteration %d:", self.iter)
+            logger.error("Exception during training, at iteration %d:", self.iter, exc_info=error)
         else:
             logger.warning("%s at iteration %d", type(error).__name__, self.iter)
-        try:
-            self.after_train()
-        except BaseException as later:  # an impatient second Ctrl-C too
-            attach_error(error, later)
 
     def _is_stopped(self) -> bool:
         if self.storage.early_stop:
@@ -268,10 +297,11 @@ class TrainerBase:
     def _ends_epoch(self) -> bool:
         return self.epoch_of(self.iter) != self.epoch_of(self.iter + 1)
 
-    def _link_inner(self, outer: "TrainerBase | None") -> None:
+    def _link_inner(self, outer: "TrainerBase | None", *outers: "TrainerBase") -> None:
         for inner in self._inner_trainers():
-            inner._outer = outer
-            inner._link_inner(outer and weakref.proxy(inner))
+            if inner not in (self, *outers):  # it may refer back
+                inner._outer = outer
+                inner._link_inner(outer and weakref.proxy(inner), self, *outers)
 
     def _inner_trainer(self) -> "TrainerBase | None":
         return next(iter(self._inner_trainers()), None)

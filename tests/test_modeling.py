@@ -86,22 +86,26 @@ def test_weights_come_from_the_file_or_from_the_run(digits_cfg, tmp_path):
     assert first_weight(resume=True) == 2.0
 
 
-def test_averaged_weights_are_used_where_the_config_says_so(digits_cfg, tmp_path, caplog):
-    def first_weight(*options):
-        cfg = digits_cfg("MODEL.WEIGHTS", str(tmp_path / "m.pth"), *options)
+def test_averaged_weights_are_used_as_in_the_evaluations_of_their_run(digits_cfg, tmp_path, log):
+    weights = build_model(digits_cfg()).state_dict()
+    average = {name: torch.full_like(tensor, 5.0) for name, tensor in weights.items()}
+    others = {"another.weight": torch.zeros(1)}  # of a teacher, for example
+
+    def first_weight(**averages):
+        states = {"hooks": {name: {"average": one, "count": 1} for name, one in averages.items()}}
+        torch.save({"model": weights, "trainer": states}, tmp_path / "m.pth")
+        cfg = digits_cfg("MODEL.WEIGHTS", str(tmp_path / "m.pth"))
         model = build_model(cfg)
         load_weights(cfg, model)
         return next(model.parameters()).flatten()[0].item()
 
-    weights = build_model(digits_cfg()).state_dict()
-    average = {name: torch.full_like(tensor, 5.0) for name, tensor in weights.items()}
-    states = {"hooks": {"EMAHook": {"average": average, "count": 1}}}
-    torch.save({"model": weights, "trainer": states}, tmp_path / "m.pth")
-    assert first_weight("EMA.ENABLED", True) == 5.0
-    assert first_weight("HOOKS", "[{NAME: EMAHook, DECAY: 0.5}]") == 5.0
-    assert "set EMA.ENABLED" not in caplog.text
-    assert first_weight() == next(iter(weights.values())).flatten()[0]
-    assert "has averaged weights too (EMAHook): set EMA.ENABLED to evaluate them" in caplog.text
+    trained = next(iter(weights.values())).flatten()[0]
+    assert first_weight(EMAHook=average) == first_weight(MyEMA=average) == 5.0
+    assert first_weight(EMAHook=average, Teacher=others) == 5.0
+    assert "averages of the weights" not in log.text
+    assert first_weight() == first_weight(Teacher=others) == trained
+    assert first_weight(EMAHook=average, Other=average) == trained
+    assert "has 2 averages of the weights: none is used" in log.text
 
 
 def test_a_missing_file_of_weights_is_named(digits_cfg, tmp_path):

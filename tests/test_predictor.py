@@ -42,6 +42,13 @@ def test_samples_pass_the_mapper_of_the_test_set(digits_cfg, weights, monkeypatc
     torch.testing.assert_close(predict({"image": torch.ones(1, 8, 8)}), predict(samples[0]))
 
 
+def test_samples_are_made_a_batch_as_those_of_the_test_set(digits_cfg, weights):
+    collate = "engine.data:trivial_batch_collator"
+    predict = DefaultPredictor(digits_cfg("MODEL.WEIGHTS", weights, "DATALOADER.COLLATE", collate))
+    predict.model = lambda batch: batch
+    assert predict({"image": 3}) == [{"image": 3}]
+
+
 def test_it_keeps_a_config_of_its_own(digits_cfg):
     cfg = digits_cfg()
     assert DefaultPredictor(cfg).cfg == cfg

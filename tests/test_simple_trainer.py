@@ -453,3 +453,33 @@ def test_a_loop_of_ones_own_that_fails_has_failed(model, batches, tmp_path):
     except KeyError:
         trainer.train(0, 3)
     assert (trainer.failed, evaluated) == (False, [1])
+
+
+def test_a_subclass_may_have_a_constructor_of_its_own(model, batches):
+    """As for detectron2, without ours."""
+
+    class Own(SimpleTrainer):
+        def __init__(self, model, loader):
+            TrainerBase.__init__(self)
+            self.model, self.data_loader = model, loader
+            self.optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    trainer = Own(model, batches)
+    trainer.train(0, 3)
+    assert trainer.storage.latest()["total_loss"][1] == 2
+
+
+def test_metrics_may_be_written_in_the_trainers_thread(model, batches):
+    """As detectron2 does, and trainers for it."""
+
+    class Own(SimpleTrainer):
+        def run_step(self):
+            losses = self.model(next(self._data_loader_iter))
+            self.concurrent_executor.submit(
+                self._write_metrics, {"loss": losses["loss_fit"]}, 0.1, iter=self.iter
+            ).result()
+
+    trainer = Own(model, batches, torch.optim.SGD(model.parameters(), 0.1))
+    for _ in range(2):
+        trainer.train(0, 3)
+        assert len(trainer.storage.history("total_loss").values()) == 3

@@ -212,3 +212,28 @@ def test_the_training_loader_of_the_engine_makes_a_resumed_run_the_same():
     seen = [[batch.tolist() for batch in model.batches] for model in (straight, resumed)]
     assert seen[0] == seen[1]
     assert make(straight).epoch_length == 5
+
+
+def test_ways_of_detectron2_to_change_the_data_work():
+    model = Numbered(lambda weight, batch: weight * batch)
+    trainer = make_trainer(model, [1.0] * 4, 1e-3)
+    trainer.train(0, 1)
+    trainer._data_loader_iter_obj = iter([2.0, 2.0])
+    trainer.train(1, 3)
+    trainer._data_loader_iter = iter([3.0])
+    trainer.train(3, 4)
+    del trainer.data_loader
+    trainer.data_loader = [4.0]
+    trainer.train(4, 6)
+    assert model.batches == [1, 2, 2, 3, 4, 4]
+
+
+class Unsized(list):
+    def __len__(self):
+        raise RuntimeError("nobody knows")
+
+
+def test_a_loader_that_does_not_know_its_length_has_no_epochs():
+    trainer = make_trainer(Numbered(lambda weight, batch: weight * batch), Unsized([1.0]), 1e-3)
+    trainer.train(0, 3)
+    assert trainer.epoch_length is None

@@ -352,3 +352,66 @@ def test_the_points_can_be_called_from_a_loop_of_ones_own(tmp_path):
     ]
     lines = (tmp_path / "metrics.json").read_text().splitlines()
     assert [json.loads(line)["iteration"] for line in lines] == [1, 2]
+
+
+# --- what code for detectron2 does -------------------------------------------------------------
+
+
+def test_the_length_may_be_set_before_the_constructor_is_called():
+    class Own(TrainerBase):
+        def __init__(self):
+            self.max_iter = 3
+            super().__init__()
+            self.done = 0
+
+        def run_step(self):
+            self.done += 1
+
+    trainer = Own()
+    trainer.train(trainer.start_iter, trainer.max_iter)
+    assert trainer.done == 3
+
+
+def test_points_that_are_overridden_without_super_keep_the_count():
+    class Own(Steps):
+        def before_step(self):
+            self.storage.iter = self.iter
+
+        def after_step(self):
+            states.append(self.state_dict()["iteration"])
+
+        def after_train(self):
+            self.storage.iter = self.iter
+
+    states: list[int] = []
+    trainer, late = Own(), Counter()
+    trainer.train(0, 3)
+    assert states == [0, 1, 2]
+    trainer.register_hooks([CallbackHook(before_train=fail), late])  # nothing is running
+
+
+def test_the_list_of_hooks_may_be_changed_while_it_runs():
+    first, second = Counter(), Counter()
+    second.priority = "LOW"
+
+    def change(trainer) -> None:
+        trainer._hooks.remove(first)
+        trainer._hooks.append(second)
+
+    trainer = Steps(first, CallbackHook(after_step=at(3, change)))
+    trainer.train(0, 10)
+    assert (first.count, second.count) == (4, 6)
+
+
+def test_an_own_attribute_may_be_called_as_one_of_ours():
+    trainer = Steps()
+    trainer.epoch_length = 7
+    trainer.train(0, 2)
+    assert trainer.epoch_length == 7
+
+
+def test_a_trainer_inside_may_refer_to_the_one_around_it():
+    outer, inner = Steps(), Steps()
+    outer.inner, inner.parent = inner, outer
+    outer.train(0, 2)
+    assert outer.iter == 2

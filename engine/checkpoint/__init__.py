@@ -3,7 +3,9 @@
 from importlib import import_module
 from typing import Any
 
-from engine.checkpoint.checkpointer import Checkpointer, CheckpointError, warn_of_failed_save
+from engine.checkpoint.averages import find_averages
+from engine.checkpoint.checkpointer import Checkpointer, warn_of_failed_save
+from engine.checkpoint.file import CheckpointError
 from engine.checkpoint.folder import delete_checkpoint
 from engine.checkpoint.last_checkpoint import begin_run
 
@@ -12,6 +14,7 @@ __all__ = [
     "Checkpointer",
     "begin_run",
     "delete_checkpoint",
+    "find_averages",
     "warn_of_failed_save",
 ]
 

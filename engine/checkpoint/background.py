@@ -1,7 +1,7 @@
 """BackgroundSaves: a state is copied at once, and written while training goes on."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
@@ -35,11 +35,12 @@ class BackgroundSaves:
         self._jobs.append(self._thread.submit(_write_and_free, write, data, copy))
 
     def wait(self) -> None:
-        """Return when all is written; raises the first error of a save that nobody asked for."""
+        """Return when all is written; raises if the last save has failed."""
         jobs, self._jobs = self._jobs, []
-        errors = [error for job in jobs if (error := job.exception())]
-        if errors:
-            raise errors[0]
+        errors = [job.exception() for job in jobs]
+        self._raise_mistake(errors)
+        if errors and errors[-1] is not None:
+            raise errors[-1]
 
     def _await_free_copy(self) -> None:
         if all(copy.is_used for copy in self._copies):
@@ -51,9 +52,13 @@ class BackgroundSaves:
             )
         done = [job for job in self._jobs if job.done()]
         self._jobs = [job for job in self._jobs if not job.done()]
-        for job in done:
+        self._raise_mistake([job.exception() for job in done])
+
+    @staticmethod
+    def _raise_mistake(errors: Iterable[BaseException | None]) -> None:
+        for error in errors:
             # A disk may have space again by now; anything else is a mistake in the program.
-            if (error := job.exception()) and not isinstance(error, (OSError, FloatingPointError)):
+            if error is not None and not isinstance(error, (OSError, FloatingPointError)):
                 raise error
 
 

@@ -22,6 +22,7 @@ from fvcore.common.checkpoint import (
 from torch import nn
 
 from engine.checkpoint.background import BackgroundSaves
+from engine.checkpoint.file import CheckpointError, read_file, unreadable_is_refused
 from engine.checkpoint.finite import first_nonfinite, infinite_constants
 from engine.checkpoint.folder import (
     delete_checkpoint,
@@ -37,13 +38,9 @@ from engine.checkpoint.sharded import read_sharded, write_sharded
 from engine.parallel import comm
 from engine.parallel.fsdp import is_sharded, is_sharded_tensor, shard_like, tied_parameters
 from engine.parallel.joint_errors import joint_errors
-from engine.utils.files import PathManager, atomic_write
+from engine.utils.files import PathManager, atomic_write, is_remote
 
 _HEURISTICS = "?matching_heuristics=True"
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; says which file and why."""
 
 
 class Checkpointer(FvcoreCheckpointer):
@@ -71,8 +68,11 @@ class Checkpointer(FvcoreCheckpointer):
         background: bool = False,
         **checkpointables: Any,
     ) -> None:
-        if save_to_disk is not False:
-            _refuse_remote(save_dir)
+        if save_to_disk is not False and is_remote(save_dir):
+            raise CheckpointError(
+                f"save_dir must be a local folder, got {os.fspath(save_dir)!r}: "
+                "mount it, or save to a local one and copy that"
+            )
         if save_to_disk is None:
             save_to_disk = comm.is_main_process()
         super().__init__(model, save_dir, save_to_disk=save_to_disk, **checkpointables)
@@ -330,25 +330,11 @@ class Checkpointer(FvcoreCheckpointer):
         return self._load_file(self.path_manager.get_local_path(path))
 
     def _load_file(self, f: str) -> dict[str, Any]:
-        try:
-            if os.path.isdir(f):
-                weights = self.model.state_dict().values()
-                return read_sharded(f, next(filter(is_sharded_tensor, weights), None))
-            if f.endswith(".safetensors"):
-                from safetensors.torch import load_file
-
-                return {"model": load_file(f)}
-            loaded = torch.load(f, map_location="cpu", weights_only=True)
-        except ImportError as error:
-            raise ImportError("pip install safetensors to load this file") from error
-        except Exception as error:
-            reason = _reason(error)  # without torch's advice to run what the file says
-            raise CheckpointError(f"the checkpoint {f} cannot be loaded: {reason}") from None
-        if isinstance(loaded, dict) and "model" not in loaded and "state_dict" in loaded:
-            loaded = {"model": loaded["state_dict"]}  # as Lightning and others save
-        if isinstance(loaded, dict) and isinstance(loaded.get("model", loaded), dict):
-            return loaded if "model" in loaded else {"model": loaded}
-        raise CheckpointError(f"the checkpoint {f} cannot be loaded: it holds no dict of weights")
+        if not os.path.isdir(f):
+            return read_file(f)
+        weights = self.model.state_dict().values()
+        with unreadable_is_refused(f):
+            return read_sharded(f, next(filter(is_sharded_tensor, weights), None))
 
     def _load_model(self, checkpoint: dict[str, Any]) -> _IncompatibleKeys:
         wanted = self.model.state_dict()
@@ -387,18 +373,3 @@ def warn_of_failed_save(path: str, error: Exception) -> None:
         type(error).__name__,
         error,
     )
-
-
-def _refuse_remote(folder: str) -> None:
-    if re.match(r"[\w.+-]{2,}:/", os.fspath(folder)):  # of "//" a Path keeps one; C:/ is local
-        raise ValueError(
-            f"save_dir must be a local folder, got {os.fspath(folder)!r}: "
-            "mount it, or save to a local one and copy that"
-        )
-
-
-def _reason(error: Exception) -> str:
-    """Why a file was refused, without torch's advice to load it unsafely."""
-    if found := re.search(r"GLOBAL (\S+)", str(error)):
-        return f"it holds {found[1]}, which is no plain value: loading it could run code"
-    return f"it is damaged, or not a checkpoint ({type(error).__name__})"

@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.checkpointer import CheckpointError
+from engine.checkpoint.averages import find_averages
+from engine.checkpoint.file import CheckpointError, read_file
 from engine.checkpoint.manifest import Manifest
+from engine.checkpoint.safetensors_file import as_safetensors
 from engine.checkpoint.sharded import read_sharded
 from engine.utils.files import atomic_write
 
@@ -34,10 +36,8 @@ def consolidate_checkpoint(
         is_average = average and "['average'][" in where
         return not weights_only or where.startswith("model[") or is_average
 
-    if os.path.isdir(found):
-        state = read_sharded(found, is_wanted=is_wanted)
-    else:
-        state = torch.load(found, map_location="cpu", weights_only=True)
+    is_folder = os.path.isdir(found)
+    state = read_sharded(found, is_wanted=is_wanted) if is_folder else read_file(found)
     if average:
         state["model"] = _averaged(state, checkpoint)
     if weights_only:
@@ -47,12 +47,11 @@ def consolidate_checkpoint(
         if output.endswith(".pth"):
             torch.save(state, file)
         else:
-            file.write(_as_safetensors(state["model"]))
+            file.write(as_safetensors(state["model"]))
 
 
 def _averaged(state: dict[str, Any], checkpoint: str) -> dict[str, torch.Tensor]:
-    hooks = [one["hooks"] for one in state.values() if isinstance(one, dict) and "hooks" in one]
-    averages = [hook["average"] for one in hooks for hook in one.values() if "average" in hook]
+    averages = find_averages(state)
     if not averages:
         raise ValueError(f"{checkpoint} holds no average of the weights: EMA was off in its run")
     if len(averages) > 1:
@@ -65,12 +64,3 @@ def _averaged(state: dict[str, Any], checkpoint: str) -> dict[str, torch.Tensor]
 
 def _place(weight: torch.Tensor) -> tuple[int, torch.Size]:
     return weight.data_ptr(), weight.shape
-
-
-def _as_safetensors(weights: dict[str, torch.Tensor]) -> bytes:
-    try:
-        from safetensors.torch import save
-    except ImportError as error:
-        raise ImportError("pip install safetensors, to write .safetensors") from error
-    # Weights that share memory are refused, so each gets its own.
-    return save({name: weight.contiguous().clone() for name, weight in weights.items()})

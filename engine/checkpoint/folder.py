@@ -59,7 +59,7 @@ def find_damage(folder: str, share: slice = slice(None)) -> str | None:
 
 
 def size_and_checksum(path: str) -> tuple[int, str]:
-    """Of a file; or of a folder, the bytes in its files and the checksum of their list."""
+    """Size and SHA-256 of a file; of a folder, its bytes in all and the SHA-256 of its list."""
     if not os.path.isdir(path):
         return os.path.getsize(path), sha256_of(path)
     size = sum(entry["size"] for entry in _read_listing(path).values())

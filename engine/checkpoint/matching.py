@@ -3,6 +3,8 @@
 from fvcore.common.checkpoint import _IncompatibleKeys
 from tabulate import tabulate
 
+MOST_ROWS = 40  # of a table
+
 
 def match_by_suffix(saved: list[str], wanted: list[str]) -> dict[str, str]:
     """For each saved name the wanted one that ends alike, the longest first; others are left out.
@@ -25,7 +27,7 @@ def match_by_suffix(saved: list[str], wanted: list[str]) -> dict[str, str]:
     return matches
 
 
-def mismatch_table(result: _IncompatibleKeys, most: int = 40) -> str:
+def mismatch_table(result: _IncompatibleKeys) -> str:
     """What did not fit, a row a weight."""
     misshapen = {name for name, *_ in result.incorrect_shapes}  # these count as missing too
     missing = [name for name in result.missing_keys if name not in misshapen]
@@ -35,5 +37,5 @@ def mismatch_table(result: _IncompatibleKeys, most: int = 40) -> str:
         (name, "other shape", f"{saved} in the checkpoint, {wanted} in the model")
         for name, saved, wanted in result.incorrect_shapes
     ]
-    more = f"\n… and {len(rows) - most} more" if len(rows) > most else ""
-    return tabulate(rows[:most], headers=("weight", "mismatch", "shapes")) + more
+    more = f"\n… and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else ""
+    return tabulate(rows[:MOST_ROWS], headers=("weight", "mismatch", "shapes")) + more

@@ -3,8 +3,9 @@
 from engine.hooks.averaging import EMAHook
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.best import Best
+from engine.hooks.best_checkpointer import BestCheckpointer
 from engine.hooks.callback import CallbackHook
-from engine.hooks.checkpointing import BestCheckpointer, PeriodicCheckpointer, SafetensorsHook
+from engine.hooks.checkpointing import PeriodicCheckpointer
 from engine.hooks.early_stopping import EarlyStopping
 from engine.hooks.empty_cache import EmptyCacheHook
 from engine.hooks.evaluation import EvalHook
@@ -17,6 +18,7 @@ from engine.hooks.probe import ProbeHook, probe
 from engine.hooks.profiling import AutogradProfiler, TorchProfiler
 from engine.hooks.progress import ProgressBar
 from engine.hooks.refresh_data_loader import RefreshDataLoader
+from engine.hooks.safetensors import SafetensorsHook
 from engine.hooks.sampler_seed import SamplerSeedHook
 from engine.hooks.stopping import StopOnSignal, TimeLimit
 from engine.hooks.sync_buffers import SyncBuffersHook

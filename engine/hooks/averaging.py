@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel.fsdp import reshard, shard_like
-from engine.solver.schedules import to_iterations
+from engine.utils.lengths import to_iterations
 from engine.utils.periods import is_due, read_period
+from engine.utils.wrapping import unwrap
 
 
 class EMAHook(HookBase):
@@ -88,7 +88,7 @@ class EMAHook(HookBase):
         if self._model is None:  # kept from then on, as the average may outlive the trainer
             self._model = self.trainer.model  # type: ignore[attr-defined]
         model = self._model
-        return model.module if isinstance(model, DistributedDataParallel) else model
+        return unwrap(model)
 
     def state_dict(self) -> dict[str, Any]:
         return {"average": dict(self.average), "count": self.count} if self.average else {}

@@ -1,5 +1,6 @@
 """CallbackHook: functions as a hook."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -33,10 +34,15 @@ class CallbackHook(HookBase):
             if point not in POINTS:
                 raise TypeError(f"CallbackHook has no point {point!r}; there are {POINTS}")
             if callback is not None:
-                setattr(self, point, self._with_trainer(callback))
+                setattr(self, point, self._with_trainer(callback, getattr(type(self), point)))
 
-    def _with_trainer(self, callback: Callable[..., None]) -> Callable[..., None]:
+    def _with_trainer(
+        self, callback: Callable[..., None], of_class: Callable[..., None]
+    ) -> Callable[..., None]:
+        myself = weakref.proxy(self)  # a cycle would keep alive what the function refers to
+
         def call(*args: Any) -> None:
-            callback(self.trainer, *args)
+            callback(myself.trainer, *args)
+            of_class(myself, *args)  # a subclass may have one of its own
 
         return call

@@ -3,11 +3,11 @@
 import re
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from engine.hooks.base import HookBase, Priority
-from engine.solver.schedules import to_iterations
+from engine.utils.lengths import to_iterations
 from engine.utils.suggest import did_you_mean
+from engine.utils.wrapping import unwrap
 
 
 class FreezeGradients(HookBase):
@@ -36,10 +36,7 @@ class FreezeGradients(HookBase):
                 parameter.grad = None  # an optimizer passes over it; a zero would still decay
 
     def _find_parameters(self) -> list[nn.Parameter]:
-        model = self.trainer.model  # type: ignore[attr-defined]
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        named = dict(model.named_parameters())
+        named = dict(unwrap(self.trainer.model).named_parameters())  # type: ignore[attr-defined]
         found = [parameter for name, parameter in named.items() if self._pattern.search(name)]
         if not found:
             pattern = self._pattern.pattern

@@ -1,11 +1,14 @@
 """Hooks that follow from a config alone."""
 
 import inspect
+import re
 from typing import Any
 
 from engine import hooks
-from engine.config import CfgNode, ConfigError
+from engine.config import CfgNode, ConfigError, check_arguments, naming
 from engine.utils.registry import Registry, find, locate
+
+IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 HOOK_REGISTRY = Registry("HOOK")
 """Hooks that a config names in HOOKS, beside those of `engine.hooks`."""
@@ -25,45 +28,47 @@ def build_hook(settings: dict[str, Any]) -> hooks.HookBase:
     arguments = {key.lower(): value for key, value in settings.items()}
     priority = arguments.pop("priority", None)
     hook_class = find(HOOK_REGISTRY, arguments.pop("name"))
+    check_arguments(hook_class, arguments, "HOOKS")
+    where = f"HOOKS: {settings['NAME']}"
     signature = inspect.signature(hook_class)
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise ConfigError(
-            f"HOOKS: {settings['NAME']}: {error}; its arguments are {signature}"
-        ) from error
-    for key, parameter in signature.parameters.items():
-        if "Callable" in str(parameter.annotation) and isinstance(arguments.get(key), str):
-            arguments[key] = locate(arguments[key])
-    hook = hook_class(**arguments)
-    if priority is not None:
-        hook.priority = hooks.Priority.parse(priority)
+        raise ConfigError(f"{where}: {error}; its arguments are {signature}") from error
+    for key, value in arguments.items():
+        if isinstance(value, str) and IMPORT_PATH.fullmatch(value):
+            arguments[key] = locate(value)
+    with naming(where):
+        hook = hook_class(**arguments)
+        if priority is not None:
+            hook.priority = hooks.Priority.parse(priority)
     return hook
 
 
 def build_ema(cfg: CfgNode) -> hooks.HookBase | None:
+    """The EMAHook that EMA describes, if it is on."""
     ema = cfg.EMA
     return hooks.EMAHook(ema.DECAY, ema.START, ema.PERIOD, ema.BUFFERS) if ema.ENABLED else None
 
 
 def build_early_stopping(cfg: CfgNode) -> hooks.HookBase | None:
+    """The EarlyStopping that EARLY_STOPPING describes, if it names a metric."""
     stopping = cfg.EARLY_STOPPING
     if not stopping.METRIC:
         return None
-    return hooks.EarlyStopping(stopping.METRIC, stopping.PATIENCE, min_delta=stopping.MIN_DELTA)
+    with naming("EARLY_STOPPING.METRIC"):
+        return hooks.EarlyStopping(stopping.METRIC, stopping.PATIENCE, min_delta=stopping.MIN_DELTA)
 
 
 def build_time_limit(cfg: CfgNode) -> hooks.HookBase | None:
-    try:
+    """The hook that ends the run at TIME_LIMIT, if there is one."""
+    with naming("TIME_LIMIT"):
         return hooks.TimeLimit(cfg.TIME_LIMIT) if cfg.TIME_LIMIT else None
-    except ValueError as error:
-        raise ConfigError(f"TIME_LIMIT: {error}") from error
 
 
 def build_watchdog(cfg: CfgNode) -> hooks.HookBase | None:
+    """The hook that says where a run hangs, unless it is off."""
     if not cfg.DEFAULT_HOOKS.Watchdog.ENABLED:
         return None
-    try:
+    with naming("WATCHDOG.TIMEOUT"):
         return hooks.Watchdog(cfg.WATCHDOG.TIMEOUT, cfg.WATCHDOG.FACTOR)
-    except ValueError as error:
-        raise ConfigError(f"WATCHDOG.TIMEOUT: {error}") from error

@@ -40,9 +40,10 @@ class HookList:
 
     def __init__(self) -> None:
         self.hooks: list[HookBase] = []
+        self._collected: list[HookBase] = []  # the hooks that `calls` are of
         self.calls: dict[str, tuple[_Call, ...]] = dict.fromkeys(POINTS, ())
         self._started: set[int] = set()  # ids of hooks
-        self.has_failed = False  # in the `before_train` or `after_train` of this run
+        self.has_failed = False  # at a point where the others are called all the same
 
     def add(self, hooks: Sequence[HookBase], priority: int | str | None) -> None:
         """Put hooks into their places; `priority` overrides that of their classes."""
@@ -53,6 +54,11 @@ class HookList:
         self.hooks.extend(hooks)
         self.hooks.sort(key=lambda hook: hook.priority)
         self._collect_calls()
+
+    def mind_changes(self) -> None:
+        """Call other hooks from now on if somebody has changed the list of hooks itself."""
+        if self.hooks != self._collected:
+            self._collect_calls()
 
     def run(self, point: str, *args: Any, first: str = "") -> None:
         """Call the hooks at a point, from the one named `first` on; an error ends it."""
@@ -144,6 +150,9 @@ class HookList:
         return _table(rows, ("hook", "seconds", "at"))
 
     def _collect_calls(self, keep_times: bool = True) -> None:
+        self._collected = list(self.hooks)
+        for hook in self.hooks:
+            hook.priority = Priority.parse(hook.priority)
         for point, old in self.calls.items():
             times = {id(call.hook): call.seconds for call in old} if keep_times else {}
             self.calls[point] = tuple(

@@ -24,6 +24,8 @@ class JointPeriod(Period):
         if self._asked <= clock.iter < self._next:
             return False
         now = periods.monotonic()
+        if self._last is None:
+            self._last = now
         left = self._last + self._seconds - now
         if left <= 0:
             wait = 0

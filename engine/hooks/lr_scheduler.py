@@ -33,6 +33,8 @@ class LRScheduler(HookBase):
     def before_train(self) -> None:
         self._optimizer = self._given_optimizer or self.trainer.optimizer  # type: ignore[attr-defined]
         self._multiplier = None
+        if self.scheduler is None:
+            raise ValueError("LRScheduler got no schedule, and the trainer has none")
         if isinstance(self.scheduler, ParamScheduler):
             self._multiplier = LRMultiplier(
                 self._optimizer,
@@ -45,12 +47,12 @@ class LRScheduler(HookBase):
                 "LRScheduler steps a schedule after each step of training; ReduceLROnPlateau wants "
                 "a metric: step it in the after_eval(results) of a hook of your own"
             )
-        self._shown_group = self.get_best_param_group_id(self._optimizer)
+        self._best_param_group_id = self.get_best_param_group_id(self._optimizer)
         self._step = self.scheduler.step
         self._put = self.trainer.storage.put_scalar
 
     def after_step(self) -> None:
-        lr = self._optimizer.param_groups[self._shown_group]["lr"]  # type: ignore[union-attr]
+        lr = self._optimizer.param_groups[self._best_param_group_id]["lr"]  # type: ignore[union-attr]
         self._put("lr", lr, False)
         self._step()
 

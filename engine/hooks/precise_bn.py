@@ -56,7 +56,7 @@ class PreciseBN(HookBase):
             self._update_after(self.trainer.iter)
 
     def after_train(self) -> None:
-        trainer, last = self.trainer, self.trainer._next_iter - 1
+        trainer, last = self.trainer, self.trainer.next_iter - 1
         if self._updated_after != last and not (trainer.failed or trainer.requeue):
             self._update_after(last)  # the run was stopped: its last evaluation comes now
 

@@ -20,7 +20,8 @@ class SamplerSeedHook(HookBase):
         # With `accumulate` the loader may start again within this step.
         iteration, length = self.trainer.iter, self.trainer.epoch_length
         if length is not None:
-            epoch = ceil((iteration + 1) / length) - 1  # of its last batch
+            # Of its last batch. Of 21 / 1.4, a little more than 15 comes out.
+            epoch = ceil((iteration + 1) / length - 1e-9) - 1
             if epoch != self.trainer.epoch_of(iteration):
                 self._set_epoch(epoch)
 

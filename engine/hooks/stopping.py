@@ -102,6 +102,7 @@ class TimeLimit(HookBase):
         self._last: float | None = None  # when the step before ended; the first one is slower
         self._seconds = self._longest = 0.0
         self._steps = 0
+        self._eval_start: float | None = None
 
     def after_step(self) -> None:
         now = time.monotonic()
@@ -121,11 +122,13 @@ class TimeLimit(HookBase):
         self._stop_if_late(time.monotonic() + self._longest)
 
     def after_eval(self, results: dict[str, Any]) -> None:
-        if self._last is not None and comm.get_world_size() == 1:
-            self._last += time.monotonic() - self._eval_start
+        # An evaluation that is left before its first step has no beginning.
+        start, self._eval_start = self._eval_start, None
+        if self._last is not None and start is not None and comm.get_world_size() == 1:
+            self._last += time.monotonic() - start
 
-    def _stop_if_late(self, time_needed: float) -> None:
-        if time_needed > self._deadline and not self._is_over:
+    def _stop_if_late(self, end_of_next_step: float) -> None:
+        if end_of_next_step > self._deadline and not self._is_over:
             self._is_over = True
             self.trainer.stop(f"the time limit of {self._text} is near", requeue=True)
 

@@ -65,7 +65,7 @@ def create_fsdp_model(
 
 def device_type_of(model: nn.Module) -> str:
     """What kind of device the model computes on; parts of its weights may wait in host memory."""
-    parameter = next(model.parameters())
+    parameter = next(model.parameters(), torch.empty(0))
     if is_sharded_tensor(parameter):
         return parameter.device_mesh.device_type  # type: ignore[attr-defined]
     return parameter.device.type
@@ -94,7 +94,8 @@ def reshard(model: nn.Module) -> None:
 def shard_like(value: Any, like: torch.Tensor) -> Any:
     """This rank's part of a tensor that each rank has whole, cut as `like` is.
 
-    As it is where `like` is not sharded, or `value` is sharded already or no tensor of its shape.
+    It is returned unchanged if `like` is not sharded, or if `value` is sharded already, is no
+    tensor, or has another shape.
     """
     if not is_sharded_tensor(like) or is_sharded_tensor(value) or not torch.is_tensor(value):
         return value

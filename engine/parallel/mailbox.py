@@ -23,7 +23,7 @@ class Mailbox:
         self._under_way: list[tuple[dist.Work | None, torch.Tensor]] = []
 
     def collect(self, data: bytes) -> list[bytes]:
-        """What the other ranks hand in, on rank 0; [] on those, whose message is under way then."""
+        """On rank 0, the other ranks' messages in their order; elsewhere [], while they travel."""
         if comm.get_rank() > 0:
             self._send(data)
             return []

@@ -19,6 +19,8 @@ from tabulate import tabulate
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from engine.utils.wrapping import unwrap
+
 
 def model_summary(model: nn.Module, inputs: Any) -> str:
     """One line: parameters, and FLOPs and activations of a forward pass in eval mode."""
@@ -65,7 +67,7 @@ def find_unused_parameters(model: nn.Module, inputs: Any) -> set[str]:
     The model runs in the mode it is in; it must return losses, or anything differentiable. Its
     gradients, its buffers and the random state are left as they were.
     """
-    model = _unwrapped(model)
+    model = unwrap(model)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with _left_as_it_was(model), torch.enable_grad():
         outputs = tree_leaves(model(*_arguments(inputs)))
@@ -157,7 +159,7 @@ def _quietly(analysis: Any) -> Any:
 
 def _traceable(model: nn.Module, inputs: Any) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """The model with tensors in and tensors out, the one form that torch.jit can trace."""
-    model = _unwrapped(model)
+    model = unwrap(model)
     leaves, structure = tree_flatten(_arguments(inputs))
 
     def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -174,11 +176,6 @@ def _traceable(model: nn.Module, inputs: Any) -> tuple[nn.Module, tuple[torch.Te
 
 def _arguments(inputs: Any) -> tuple[Any, ...]:
     return inputs if isinstance(inputs, tuple) else (inputs,)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    return model.module if isinstance(model, parallel) else model
 
 
 @contextmanager

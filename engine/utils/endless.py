@@ -40,5 +40,5 @@ def batches_per_epoch(loader: Iterable[Any]) -> int | None:
         return loader.epoch_length
     try:
         return len(loader) or None  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
+    except Exception:  # whatever a loader raises that does not know
         return None

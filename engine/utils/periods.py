@@ -1,12 +1,10 @@
 """Period: how often something happens, in iterations, epochs or time."""
 
-import re
 from time import monotonic
 from typing import Protocol
 
 from engine.utils.durations import seconds_in
-
-_COUNT = re.compile(r"(\d+)\s*(?:(ep|epoch)s?|(?:it|iter|iteration)s?)?")
+from engine.utils.lengths import parse_length
 
 
 class Clock(Protocol):
@@ -23,7 +21,7 @@ class Period:
     def __init__(self, spec: "int | str | Period") -> None:
         self.spec: int | str = spec.spec if isinstance(spec, Period) else spec
         self._iterations, self._epochs, self._seconds = _parse(self.spec)
-        self._last = monotonic()
+        self._last: float | None = None  # when one in time has ended
 
     @property
     def is_in_time(self) -> bool:
@@ -42,18 +40,23 @@ class Period:
                     "does not tell; give the period in iterations, or a loader with a length"
                 )
             return before // self._epochs != after // self._epochs
-        if self._seconds and monotonic() - self._last >= self._seconds:
-            self._last = monotonic()
-            return True
-        return False
+        if not self._seconds:
+            return False
+        now = monotonic()
+        if self._last is None:  # the time to build all that is needed is not one of training
+            self._last = now
+        is_over = now - self._last >= self._seconds
+        if is_over:
+            self._last = now
+        return is_over
 
     def __repr__(self) -> str:
         return f"Period({self.spec!r})"
 
 
 def read_period(spec: int | str | Period, kind: type[Period] = Period) -> int | Period:
-    """A period for a hook to keep: one of iterations as an int, which its users compare and set
-    (`hook._period = 100`), others as a `kind`."""
+    """The period as hooks keep it: an int for iterations, which users of detectron2 compare and
+    assign (`hook._period = 100`), else a `kind`."""
     period = kind(spec)
     return period if period._epochs or period._seconds else period._iterations
 
@@ -67,14 +70,12 @@ def is_due(period: int | Period, clock: Clock) -> bool:
 
 def _parse(spec: int | str) -> tuple[int, int, float]:
     """The period as iterations, epochs and seconds, of which at most one is not 0."""
-    if isinstance(spec, int) and not isinstance(spec, bool):
-        return max(spec, 0), 0, 0.0
-    if isinstance(spec, str):
-        if match := _COUNT.fullmatch(spec.strip().lower()):
-            count, epoch = int(match[1]), match[2]
-            return (0, count, 0.0) if epoch else (count, 0, 0.0)
-        if (seconds := seconds_in(spec)) is not None:
-            return 0, 0, seconds
+    if (length := parse_length(spec)) is not None:
+        iterations, epochs = length
+        if epochs == int(epochs):
+            return max(iterations, 0), int(epochs), 0.0
+    elif isinstance(spec, str) and (seconds := seconds_in(spec)) is not None:
+        return 0, 0, seconds
     raise ValueError(
         f"a period is a number of iterations, or like '2 epoch', '10 min', '90 s' or '1.5 h'; "
         f"got {spec!r}"

@@ -51,6 +51,26 @@ def test_saves_are_written_one_after_the_other_and_a_third_waits(log):
     assert "for a save: saves come faster than they can be written" in log.text
 
 
+def test_an_older_save_that_failed_does_not_fail_the_last_one():
+    saves = BackgroundSaves()
+
+    def write(data) -> None:
+        if data["number"] < 2:
+            raise data["error"]
+
+    def save_all(error) -> None:
+        for number in (1, 2):
+            saves.submit(lambda data, n=number: write({"number": n, "error": error}), {})
+        saves.wait()
+
+    save_all(OSError("the disk is full"))
+    with pytest.raises(TypeError, match="a mistake"):
+        save_all(TypeError("a mistake"))
+    saves.submit(lambda data: write({"number": 0, "error": OSError("the disk is full")}), {})
+    with pytest.raises(OSError, match="the disk is full"):
+        saves.wait()
+
+
 def test_memory_is_used_again():
     copy, weight = StateCopy(), torch.arange(6.0).reshape(2, 3).t()
     first = copy.take({"model": {"weight": weight, "step": 1}})

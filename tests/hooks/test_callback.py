@@ -1,12 +1,10 @@
+import weakref
+
 import pytest
+import torch
 
-from engine import TrainerBase
 from engine.hooks import CallbackHook
-
-
-class Steps(TrainerBase):
-    def run_step(self) -> None:
-        self.after_backward()
+from small_trainers import Steps
 
 
 def test_each_function_is_called_with_the_trainer():
@@ -50,3 +48,24 @@ def test_a_mistyped_point_is_refused_with_those_there_are():
 def test_functions_are_named_not_given_by_position():
     with pytest.raises(TypeError):
         CallbackHook(print)
+
+
+def test_a_method_of_a_subclass_is_called_too():
+    class Own(CallbackHook):
+        count = 0
+
+        def after_step(self):
+            self.count += 1
+
+    seen: list[int] = []
+    hook = Own(after_step=lambda trainer: seen.append(trainer.iter))
+    Steps(hook).train(0, 3)
+    assert (seen, hook.count) == ([0, 1, 2], 3)
+
+
+def test_what_its_functions_refer_to_is_freed_with_it():
+    model = torch.nn.Linear(1, 1)
+    reference = weakref.ref(model)
+    hook = CallbackHook(after_step=lambda trainer, model=model: None)
+    del model, hook
+    assert reference() is None

@@ -34,7 +34,10 @@ def test_profiled_steps_are_chosen_by_a_pair(tmp_path):
     ("entry", "message"),
     [
         ({"NAME": "ProbeHook"}, "HOOKS: ProbeHook: missing a required argument: 'output_dir'"),
-        ({"NAME": "EMAHook", "DECAI": 1}, "HOOKS: EMAHook: got an unexpected keyword argument"),
+        (
+            {"NAME": "EMAHook", "DECAI": 1},
+            "HOOKS: EMAHook has no argument 'decai'; did you mean decay",
+        ),
         ({"DECAY": 1}, "an entry of HOOKS is {NAME: …, and arguments}"),
         ("EMAHook", "an entry of HOOKS is {NAME: …, and arguments}"),
     ],
