@@ -27,6 +27,7 @@ from engine.parallel.failures import FailureReports
 from engine.parallel.heartbeat import Heartbeat
 from engine.parallel.network import find_interface
 from engine.parallel.sockets import open_sockets
+from engine.utils.environment import usable_cpus
 
 MONITOR = 0.1  # seconds until the agent notices a death
 PATIENCE = 5.0  # seconds that are given to the agent to end by itself
@@ -88,7 +89,7 @@ class Job:
         return f"\nBefore that, rank {names} had come to the end of its program" if ranks else ""
 
     def returned(self, local_rank: int) -> Path:
-        """The file that says so of a process of this machine."""
+        """The file that a process leaves when `main_func` has returned."""
         return Path(self.folder, f"returned_{local_rank}")
 
     def started(self, local_rank: int) -> Path:
@@ -102,7 +103,7 @@ class Job:
         return {local: int(text) for local, text in texts.items() if text}
 
     def find_silent(self, ended: set[int]) -> int | None:
-        """The rank of a process whose pid is one of these, and that has not returned."""
+        """The rank of a process among those that ended, and that never returned; None if none."""
         for local_rank, pid in self.pids().items():
             if pid in ended and not self.returned(local_rank).exists():
                 return self.machine_rank * self.num_processes + local_rank
@@ -382,7 +383,7 @@ def _environment(job: Job) -> Iterator[None]:
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     variables[STARTED_AT] = str(time.monotonic() - process_age())  # for time limits
     if find_accelerator() is None:
-        variables["OMP_NUM_THREADS"] = str(max(1, _count_cores() // job.num_processes))
+        variables["OMP_NUM_THREADS"] = str(max(1, usable_cpus() // job.num_processes))
     if job.num_machines > 1 and (interface := find_interface(job.address)):
         variables["GLOO_SOCKET_IFNAME"] = interface  # gloo would take that of the host's name
     variables = {name: value for name, value in variables.items() if name not in os.environ}
@@ -392,7 +393,3 @@ def _environment(job: Job) -> Iterator[None]:
     finally:
         for name in variables:
             os.environ.pop(name, None)
-
-
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

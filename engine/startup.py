@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.checkpoint import CheckpointError
+from engine.checkpoint import CheckpointError, begin_run
 from engine.config import CfgNode, ConfigError, track_reads
 from engine.elastic import LaunchError
 from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+from engine.launch import may_restart, was_restarted
 from engine.parallel import comm
 from engine.parallel.device import kind_and_backend
-from engine.solver.schedules import to_iterations
 from engine.utils.claims import FolderInUseError, claim
 from engine.utils.disk import check_free_space, state_size
 from engine.utils.environment import (
@@ -30,7 +30,8 @@ from engine.utils.environment import (
     seed_all_rng,
 )
 from engine.utils.faults import report_faults_to
-from engine.utils.files import PathManager, atomic_write
+from engine.utils.files import PathManager, atomic_write, is_remote
+from engine.utils.lengths import to_iterations
 from engine.utils.logger import setup_logger
 from engine.utils.registry import UnknownNameError
 
@@ -108,16 +109,23 @@ def default_setup(cfg: Any, args: Any) -> None:
     if isinstance(cfg, CfgNode):
         track_reads(cfg)
     output_dir = _get(cfg, "OUTPUT_DIR", "output_dir", "")
+    if is_remote(output_dir):
+        raise ConfigError(
+            f"OUTPUT_DIR must be a local folder, got {output_dir!r}: mount it, or copy the folder "
+            "when the run is over"
+        )
     rank = comm.get_rank()
+    is_evaluation = getattr(args, "eval_only", False)
     if comm.is_main_process() and output_dir:
         _make_writable(output_dir)
-        if not getattr(args, "eval_only", True):
+        # Of arguments that do not say it, it is not known whether this run will train.
+        if hasattr(args, "eval_only") and not is_evaluation:
             with claim(output_dir):  # nobody else is in it, before anything there changes
                 pass
     comm.synchronize()
     for name in ("fvcore", "engine"):
         setup_logger(output_dir or None, rank, name=name)
-    if output_dir and "://" not in output_dir:
+    if output_dir:
         faults = os.path.join(output_dir, "faults.txt" if rank == 0 else f"faults.txt.rank{rank}")
         report_faults_to(faults)
         logger.info("Crashes, and what `kill -USR2 %d` asks for, go to %s", os.getpid(), faults)
@@ -134,15 +142,28 @@ def default_setup(cfg: Any, args: Any) -> None:
             logger.info("Contents of %s:\n%s", args.config_file, file.read())
     if comm.is_main_process() and output_dir:
         is_of_a_run = PathManager.exists(os.path.join(output_dir, "config.yaml"))
-        if not (getattr(args, "eval_only", False) and is_of_a_run):  # its files stay as they are
+        if not (is_evaluation and is_of_a_run):  # its files stay as they are
             _write_settings(cfg, output_dir)
         _write_down_start(output_dir)
     seed = _get(cfg, "SEED", "seed", -1)
     seed_all_rng(None if seed < 0 else seed + rank)
-    if not getattr(args, "eval_only", False):
+    if not is_evaluation:
         torch.backends.cudnn.benchmark = _get(cfg, "CUDNN_BENCHMARK", "cudnn_benchmark", False)
     if precision := _get(cfg, "FLOAT32_PRECISION", "float32_precision", ""):
         torch.set_float32_matmul_precision(precision)
+
+
+def decide_resume(asked: bool, output_dir: str) -> bool:
+    """Whether a run is to be resumed: it is asked for, or the launcher has started it again.
+
+    All ranks call it. A run that is not resumed, and that may be restarted, begins anew in its
+    folder: a restart must not go on with what is there of an older one.
+    """
+    if was_restarted() or asked:
+        return True
+    if may_restart() and comm.is_main_process():
+        begin_run(output_dir)
+    return False
 
 
 def default_writers(output_dir: str, max_iter: int | None = None) -> list[EventWriter]:
@@ -170,7 +191,7 @@ def check_space_for_checkpoints(
     All ranks call it, so that an error is one on all of them.
     """
     problem: OSError | None = None
-    if comm.is_main_process() and cfg.OUTPUT_DIR and "://" not in cfg.OUTPUT_DIR:
+    if comm.is_main_process() and cfg.OUTPUT_DIR:
         os.makedirs(cfg.OUTPUT_DIR, exist_ok=True)
         there = 0
         if start_iter > 0:

@@ -302,7 +302,7 @@ def test_settings_that_nothing_reads_are_listed_once(digits_cfg, log):
         (("SOLVER.MAX_ITER", 0), ValueError, "MAX_ITER must be at least 1"),
         (("DATALOADER.SAMPLER_TRAIN", "TrainingSample"), KeyError, "TrainingSampler"),
         (("DATALOADER.TRAIN_LOADER", "build_loader"), KeyError, "build_train_loader"),
-        (("MODEL.ARGS.hiden", 3), TypeError, "hiden"),
+        (("MODEL.ARGS.hiden", 3), ValueError, "did you mean hidden"),
     ],
 )
 def test_what_is_not_there_is_named_at_the_start(digits_cfg, options, error, message):

@@ -264,5 +264,4 @@ def test_the_default_trainer_looks_at_the_space_before_it_trains(small_disk, dig
 
 def test_a_run_without_a_folder_saves_nothing_and_needs_no_space(a_run, log):
     a_run("")
-    a_run("s3://bucket/run")
     assert log.records == []

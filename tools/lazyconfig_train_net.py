@@ -29,15 +29,14 @@ from engine import (
     launch,
 )
 from engine.checkpoint import Checkpointer
-from engine.config import ConfigError, LazyConfig, instantiate
+from engine.config import ConfigError, LazyConfig, instantiate, naming
 from engine.evaluation import inference_on_dataset, print_csv_format
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
-from engine.launch import was_restarted
 from engine.parallel import comm
 from engine.parallel.device import choose_device
-from engine.solver.schedules import to_iterations
-from engine.startup import mistakes_in_one_line
+from engine.startup import decide_resume, mistakes_in_one_line
 from engine.utils.endless import batches_per_epoch
+from engine.utils.lengths import to_iterations
 from engine.utils.suggest import hint_at
 
 REQUIRED = (
@@ -83,7 +82,8 @@ def do_train(cfg: Any, resume: bool) -> None:
     optimizer = instantiate(cfg.optimizer)
     model = create_ddp_model(model, **cfg.train.ddp)
     loader = instantiate(cfg.dataloader.train)
-    max_iter = to_iterations(cfg.train.max_iter, batches_per_epoch(loader))
+    with naming("train.max_iter"):
+        max_iter = to_iterations(cfg.train.max_iter, batches_per_epoch(loader))
     trainer_class = AMPTrainer if cfg.train.amp.enabled else SimpleTrainer
     trainer = trainer_class(model, loader, optimizer)
     checkpointer = Checkpointer(model, cfg.train.output_dir, trainer=weakref.proxy(trainer))
@@ -147,7 +147,7 @@ def main(args: argparse.Namespace) -> None:
         checkpointer.resume_or_load(cfg.train.init_checkpoint, resume=args.resume)
         do_test(cfg, model)
     else:
-        do_train(cfg, args.resume or was_restarted())
+        do_train(cfg, decide_resume(args.resume, cfg.train.output_dir))
 
 
 if __name__ == "__main__":

@@ -18,14 +18,12 @@ import sys
 from typing import Any
 
 from engine import launch
-from engine.checkpoint import begin_run
 from engine.config import CfgNode, config_template, get_cfg
 from engine.defaults import DefaultTrainer, default_argument_parser, default_setup
 from engine.evaluation import verify_results
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
-from engine.launch import may_restart, was_restarted
 from engine.parallel import comm
-from engine.startup import mistakes_in_one_line
+from engine.startup import decide_resume, mistakes_in_one_line
 from engine.utils.registry import locate
 
 
@@ -50,9 +48,7 @@ def main(args: argparse.Namespace) -> Any:
         if comm.is_main_process():
             verify_results(cfg, results)
         return results
-    resume = args.resume or cfg.CHECKPOINT.AUTO_RESUME or was_restarted()
-    if may_restart() and not resume and comm.is_main_process():
-        begin_run(cfg.OUTPUT_DIR)  # or a restart might go on with what is there of an older run
+    resume = decide_resume(args.resume or cfg.CHECKPOINT.AUTO_RESUME, cfg.OUTPUT_DIR)
     trainer = trainer_class(cfg)
     trainer.resume_or_load(resume=resume)
     results = trainer.train()

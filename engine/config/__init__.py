@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config.configurable import configurable
 from engine.config.defaults import get_cfg
 from engine.config.differences import config_differences
-from engine.config.errors import ConfigError
+from engine.config.errors import ConfigError, check_arguments, naming
 from engine.config.instantiate import instantiate
 from engine.config.node import CfgNode
 from engine.config.reads import track_reads, unread_keys
@@ -23,11 +23,13 @@ __all__ = [
     "Length",
     "OneOf",
     "Within",
+    "check_arguments",
     "config_differences",
     "config_template",
     "configurable",
     "get_cfg",
     "instantiate",
+    "naming",
     "track_reads",
     "unread_keys",
 ]

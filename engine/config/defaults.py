@@ -27,8 +27,8 @@ _C.FLOAT32_PRECISION = OneOf("", "highest", "high", "medium")
 _C.THREADS = Within(0, low=0)
 # How often metrics go to the console and the files: iterations, "2 epoch" or "10 min".
 _C.LOG_PERIOD = Period(20)
-# How often a model draws pictures while it trains: iterations, "2 epoch", "10 min"; 0 is never.
-_C.VIS_PERIOD = Period(0)
+# Iterations between pictures that a model of yours draws while it trains; 0 is never.
+_C.VIS_PERIOD = Within(0, low=0)
 # Time after which the run stops, saved and to be resumed: "3h50min", "90 min", "02:30:00"; "" is no
 # limit. It counts from the start of the process, and leaves room for a last step and its save.
 _C.TIME_LIMIT = ""
@@ -289,9 +289,9 @@ _C.PARALLEL.FSDP = CN()
 # Classes of modules that are sharded one by one, such as [TransformerBlock]; the rest is as one.
 _C.PARALLEL.FSDP.SHARD_CLASSES = ()
 # Precision of the gathered weights, to compute with: "bfloat16", "float16"; "" is the model's own.
-_C.PARALLEL.FSDP.PARAM_DTYPE = ""
+_C.PARALLEL.FSDP.PARAM_DTYPE = OneOf("", "bfloat16", "float16", "float32")
 # Precision in which gradients are summed over processes; "" is that of PARAM_DTYPE.
-_C.PARALLEL.FSDP.REDUCE_DTYPE = ""
+_C.PARALLEL.FSDP.REDUCE_DTYPE = OneOf("", "bfloat16", "float16", "float32")
 # Free gathered weights after the forward pass, and gather them again for the backward pass.
 _C.PARALLEL.FSDP.RESHARD_AFTER_FORWARD = True
 # Keep parts that are not in use in host memory.

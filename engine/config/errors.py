@@ -1,13 +1,45 @@
 """The error a config raises, and the known keys nearest to a wrong one."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+
+from engine.utils.suggest import hint_at
 
 
 class ConfigError(ValueError, KeyError):
     """A config says something that cannot be: an unknown key, a wrong type, broken YAML."""
 
     __str__ = Exception.__str__  # KeyError's own would print the message in quotes
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Have a ValueError be a ConfigError that begins with the key it is about."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def check_arguments(function: Callable[..., Any], arguments: Iterable[str], where: str) -> None:
+    """Refuse arguments that a class or function does not take, with the nearest that it does."""
+    parameters = signature(function).parameters
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in arguments:
+        if name not in parameters:
+            known = f"its arguments are {', '.join(parameters)}" if parameters else "it takes none"
+            hint = hint_at(name, parameters) or f"; {known}"
+            raise ConfigError(f"{where}: {_name_of(function)} has no argument {name!r}{hint}")
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", repr(function))
 
 
 def nearest_keys(key: str, known: Iterable[str]) -> str:

@@ -1,14 +1,12 @@
 """What type a value must have: that of the key's default, after the conversions people expect."""
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from engine.config.yaml_text import is_plain, parse_literal, parse_value
+from engine.utils.lengths import parse_length
 from engine.utils.periods import Period
-
-_LENGTH = re.compile(r"\s*(\d+|\d+(\.\d+)?\s*epochs?)\s*")
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ def _fit_period(value: Any) -> Any:
 
 
 def _fit_length(value: Any) -> Any:
-    if type(value) is int or (isinstance(value, str) and _LENGTH.fullmatch(value)):
+    if parse_length(value) is not None:
         return value
     raise TypeError('expected a length: 500 (iterations) or "2 epoch"')
 

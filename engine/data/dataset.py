@@ -95,7 +95,14 @@ class MapDataset(Dataset[Any]):
     """
 
     def __new__(cls, dataset: Any = None, *args: Any, **kwargs: Any) -> "MapDataset":
-        return super().__new__(_MapIterable if isinstance(dataset, IterableDataset) else cls)
+        if isinstance(dataset, IterableDataset) and not issubclass(cls, IterableDataset):
+            if cls is not MapDataset:
+                raise TypeError(
+                    f"{cls.__name__} reads samples by their index, and {type(dataset).__name__} is "
+                    "a stream: use MapDataset itself, or a subclass of IterableDataset"
+                )
+            return super().__new__(_MapIterable)
+        return super().__new__(cls)
 
     def __init__(self, dataset: Any, map_func: Callable[..., Any], *, seed: int = 0) -> None:
         self.dataset = dataset

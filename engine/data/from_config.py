@@ -24,13 +24,13 @@ def train_loader_from_config(cfg: CfgNode, *, mapper: Callable[..., Any] | None 
     A `mapper` takes the place of DATALOADER.MAPPER.
     """
     if not cfg.DATASETS.TRAIN:
-        raise ValueError("DATASETS.TRAIN is empty: name at least one data set to train on")
+        raise ConfigError("DATASETS.TRAIN is empty: name at least one data set to train on")
     dataset = get_dataset(cfg.DATASETS.TRAIN)
     loader = cfg.DATALOADER
     return find(TRAIN_LOADER_REGISTRY, loader.TRAIN_LOADER)(
         dataset,
         total_batch_size=cfg.SOLVER.IMS_PER_BATCH,
-        mapper=mapper or find_mapper(loader.MAPPER),
+        mapper=mapper or find_function(loader.MAPPER),
         sampler=_sampler(cfg, dataset),
         seed=cfg.SEED,
         num_workers=loader.NUM_WORKERS,
@@ -53,7 +53,7 @@ def test_loader_from_config(
     """
     return build_test_loader(
         get_dataset(members_of(cfg, dataset_name)),
-        mapper=mapper or find_mapper(cfg.DATALOADER.TEST_MAPPER),
+        mapper=mapper or find_function(cfg.DATALOADER.TEST_MAPPER),
         batch_size=cfg.TEST.BATCH_SIZE,
         num_workers=cfg.DATALOADER.NUM_WORKERS,
         **_collation(cfg),
@@ -83,15 +83,15 @@ def check_test_sets(cfg: CfgNode) -> None:
                 DatasetCatalog.get(member)  # raises, with the nearest name
 
 
-def find_mapper(name: str) -> Callable[..., Any] | None:
+def find_function(name: str) -> Callable[..., Any] | None:
     """The function that a config names, "package.module:function"; None for ""."""
     return locate(name) if name else None
 
 
 def _collation(cfg: CfgNode) -> dict[str, Any]:
     # Left out where it is torch's: a builder of loaders that is the user's own may not know it.
-    name = cfg.DATALOADER.COLLATE
-    return {"collate_fn": locate(name)} if name else {}
+    collate = find_function(cfg.DATALOADER.COLLATE)
+    return {"collate_fn": collate} if collate else {}
 
 
 def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int] | None:
@@ -99,20 +99,23 @@ def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int] | None:
         return None
     name, loader = cfg.DATALOADER.SAMPLER_TRAIN, cfg.DATALOADER
     sampler_class = find(SAMPLER_REGISTRY, name)
-    if issubclass(sampler_class, RepeatFactorTrainingSampler) or cfg.DATASETS.TRAIN_REPEAT_FACTOR:
-        if sampler_class not in (TrainingSampler, RepeatFactorTrainingSampler):
-            raise ValueError(
-                f"DATASETS.TRAIN_REPEAT_FACTOR does not go with the sampler {name}: use "
-                "TrainingSampler or RepeatFactorTrainingSampler"
-            )
+    by_category = issubclass(sampler_class, RepeatFactorTrainingSampler)
+    if by_category or cfg.DATASETS.TRAIN_REPEAT_FACTOR:
+        if not by_category:
+            if sampler_class is not TrainingSampler:
+                raise ConfigError(
+                    f"DATASETS.TRAIN_REPEAT_FACTOR does not go with the sampler {name}: use "
+                    "TrainingSampler or RepeatFactorTrainingSampler"
+                )
+            sampler_class = RepeatFactorTrainingSampler
         factors = _repeat_factors(cfg.DATASETS.TRAIN, cfg.DATASETS.TRAIN_REPEAT_FACTOR)
-        if issubclass(sampler_class, RepeatFactorTrainingSampler):
+        if by_category:
             factors *= RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
                 [dataset[index] for index in range(len(dataset))],
                 loader.REPEAT_THRESHOLD,
                 loader.REPEAT_SQRT,
             )
-        return RepeatFactorTrainingSampler(factors, seed=cfg.SEED)
+        return sampler_class(factors, seed=cfg.SEED)
     if issubclass(sampler_class, RandomSubsetTrainingSampler):
         ratio = loader.RANDOM_SUBSET_RATIO
         return sampler_class(len(dataset), ratio, seed_shuffle=cfg.SEED, seed_subset=cfg.SEED)
@@ -124,7 +127,7 @@ def _repeat_factors(names: Sequence[str], factors: Sequence[Sequence[Any]]) -> t
     by_name = {name: float(factor) for name, factor in factors}
     unknown = by_name.keys() - set(names)
     if unknown:
-        raise ValueError(
+        raise ConfigError(
             f"DATASETS.TRAIN_REPEAT_FACTOR names {', '.join(sorted(unknown))}, "
             f"not in DATASETS.TRAIN ({', '.join(names)})"
         )

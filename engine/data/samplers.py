@@ -192,7 +192,6 @@ class RepeatFactorTrainingSampler(TrainingSampler):
         return indices
 
 
-@SAMPLER_REGISTRY.register()
 class InferenceSampler(Sampler[int]):
     """Every index of `range(size)` exactly once: a contiguous share for each rank.
 
@@ -216,7 +215,7 @@ class InferenceSampler(Sampler[int]):
 
 
 def rank_and_world_size(sampler: Any) -> tuple[int, int]:
-    """Those of the sampler where it has them, else those of this process."""
+    """The sampler's rank and number of ranks, if it has them, else this process's."""
     return getattr(sampler, "rank", get_rank()), getattr(sampler, "world_size", get_world_size())
 
 

@@ -10,6 +10,7 @@ from engine.evaluation.evaluator import (
 from engine.evaluation.groups import GroupedEvaluator
 from engine.evaluation.language_model import LanguageModelEvaluator, count_bigrams
 from engine.evaluation.results import (
+    check_expected_results,
     flatten_results_dict,
     print_csv_format,
     read_results,
@@ -26,6 +27,7 @@ __all__ = [
     "GroupedEvaluator",
     "LanguageModelEvaluator",
     "Totals",
+    "check_expected_results",
     "count_bigrams",
     "flatten_results_dict",
     "inference_context",

@@ -9,7 +9,7 @@ import torch
 
 from engine.evaluation.batch import get_entry, get_logits
 from engine.evaluation.evaluator import DatasetEvaluator
-from engine.evaluation.results import write_beside_a_run
+from engine.evaluation.results import write_or_warn
 from engine.evaluation.totals import Totals
 from engine.parallel.comm import gather
 
@@ -119,4 +119,4 @@ def _save(predictions: list[dict[str, torch.Tensor]], path: str | os.PathLike[st
     batches = [batch for rank in gather(predictions) for batch in rank]
     if batches:  # rank 0 has them all
         columns = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-        write_beside_a_run(os.fspath(path), partial(torch.save, columns))
+        write_or_warn(os.fspath(path), partial(torch.save, columns))

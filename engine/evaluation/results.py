@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from tabulate import tabulate
 
-from engine.config import CfgNode
+from engine.config import CfgNode, ConfigError
 from engine.events import has_event_storage
 from engine.events.scalar import as_scalar
 from engine.utils.files import atomic_write
@@ -46,7 +46,7 @@ def as_json(results: Mapping[str, Any]) -> dict[str, Any]:
 def write_results(results: Mapping[str, Any], path: str) -> None:
     """Write them to a JSON file. In a run that trains they are in its log and metrics too."""
     text = json.dumps(as_json(results), indent=2, allow_nan=False)
-    write_beside_a_run(path, lambda file: file.write(text.encode()))
+    write_or_warn(path, lambda file: file.write(text.encode()))
 
 
 def read_results(path: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def read_results(path: str) -> dict[str, Any]:
         return json.load(file, object_hook=with_nan)
 
 
-def write_beside_a_run(path: str, write: Callable[[IO[bytes]], object]) -> None:
+def write_or_warn(path: str, write: Callable[[IO[bytes]], object]) -> None:
     """Have a file written whole; where a run trains, a disk that is full is a warning only."""
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -129,6 +129,12 @@ def verify_results(cfg: CfgNode, results: Mapping[str, Any]) -> bool:
     return True
 
 
+def check_expected_results(cfg: CfgNode) -> None:
+    """Refuse TEST.EXPECTED_RESULTS that `verify_results` could not read after the training."""
+    for row in cfg.TEST.EXPECTED_RESULTS:
+        _parse(row)
+
+
 def _rows(
     results: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, float]]]:
@@ -164,7 +170,7 @@ def _parse(row: Sequence[Any]) -> tuple[str, float, float]:
         *path, value, tolerance = row
         return "/".join(path), float(value), float(tolerance)
     except (TypeError, ValueError):
-        raise ValueError(
+        raise ConfigError(
             "TEST.EXPECTED_RESULTS takes rows of [task, metric, value, tolerance], with the data "
             f"set in front where there are several; got {row!r}"
         ) from None

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
+from engine.config import naming
 from engine.parallel.fsdp import is_sharded_tensor
 
 ClipBy = Literal["norm", "value"]
@@ -73,13 +74,10 @@ def build_gradient_clipper(cfg: CfgNode) -> GradientClipper | None:
     if not node.ENABLED:
         return None
     by, scope = node.CLIP_TYPE, node.SCOPE
-    if by not in ("value", "norm", "full_model"):
-        raise ValueError(
-            f"SOLVER.CLIP_GRADIENTS.CLIP_TYPE is {by!r}, not one of value, norm, full_model"
-        )
     if by == "full_model":
         by, scope = "norm", "model"
-    return GradientClipper(float(node.CLIP_VALUE), by, scope, float(node.NORM_TYPE))
+    with naming("SOLVER.CLIP_GRADIENTS"):
+        return GradientClipper(float(node.CLIP_VALUE), by, scope, float(node.NORM_TYPE))
 
 
 def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: T) -> T:

@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 from torch.optim import Optimizer
 
-from engine.config import ConfigError
+from engine.config import ConfigError, naming
 from engine.parallel.fsdp import is_sharded
 from engine.solver.layer_decay import LayerDecay
 from engine.solver.param_groups import (
@@ -174,8 +174,9 @@ def _accepted(optimizer_class: type[Optimizer]) -> list[str]:
 
 
 def _layer_decay(node: CfgNode, model: nn.Module) -> dict[str, float]:
-    decay = LayerDecay(node.RATE, node.NUM_LAYERS, node.TYPE, node.PREFIX, node.PATTERN)
-    return decay.factors(named.name for named in iterate_parameters(model))
+    with naming("SOLVER.LAYER_DECAY"):
+        decay = LayerDecay(node.RATE, node.NUM_LAYERS, node.TYPE, node.PREFIX, node.PATTERN)
+        return decay.factors(named.name for named in iterate_parameters(model))
 
 
 def _without_weight_decay(groups: ParamGroups, optimizer_class: type[Optimizer]) -> ParamGroups:

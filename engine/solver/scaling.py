@@ -2,8 +2,8 @@
 
 import logging
 
-from engine.config import CfgNode
-from engine.solver.schedules import to_iterations
+from engine.config import CfgNode, naming
+from engine.utils.lengths import to_iterations
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +56,19 @@ def lengths_in_iterations(cfg: CfgNode, epoch_length: float | None) -> CfgNode:
     result = cfg.clone()
     result.defrost()
     solver, momentum = result.SOLVER, result.SOLVER.MOMENTUM_SCHEDULE
-    for node, key in (
-        (solver, "MAX_ITER"),
-        (solver, "WARMUP_ITERS"),
-        (momentum, "WARMUP_ITERS"),
-        (result.EMA, "START"),
+    # dict's own access: that a length is converted does not mean that anything uses it.
+    for node, key, name in (
+        (solver, "MAX_ITER", "SOLVER.MAX_ITER"),
+        (solver, "WARMUP_ITERS", "SOLVER.WARMUP_ITERS"),
+        (momentum, "WARMUP_ITERS", "SOLVER.MOMENTUM_SCHEDULE.WARMUP_ITERS"),
+        (result.EMA, "START", "EMA.START"),
     ):
-        setattr(node, key, to_iterations(dict.__getitem__(node, key), epoch_length))
+        with naming(name):
+            setattr(node, key, to_iterations(dict.__getitem__(node, key), epoch_length))
     for node in (solver, momentum):
-        steps = dict.__getitem__(node, "STEPS")
-        node.STEPS = tuple(to_iterations(step, epoch_length) for step in steps)
+        with naming("STEPS"):
+            steps = dict.__getitem__(node, "STEPS")
+            node.STEPS = tuple(to_iterations(step, epoch_length) for step in steps)
     if cfg.is_frozen():
         result.freeze()
     return result

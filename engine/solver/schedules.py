@@ -1,7 +1,6 @@
 """Learning-rate and momentum schedules from a config."""
 
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,44 +15,29 @@ from fvcore.common.param_scheduler import (
 )
 from torch.optim import Optimizer
 
-from engine.config import ConfigError
+from engine.config import ConfigError, naming
 from engine.solver.lr_scheduler import LRMultiplier, WarmupParamScheduler
+from engine.utils.lengths import to_iterations
 from engine.utils.suggest import hint_at
 
 logger = logging.getLogger(__name__)
 
 
-def build_lr_scheduler(
-    cfg: CfgNode, optimizer: Optimizer, epoch_length: float | None = None
-) -> LRMultiplier:
+def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRMultiplier:
     """The schedule that `SOLVER` describes, with its warm-up, and that of the momentum if any.
 
-    `epoch_length`, in iterations, is needed where the config says "2 epoch".
+    A config with lengths in epochs goes through `lengths_in_iterations` first.
     """
     solver, momentum = cfg.SOLVER, cfg.SOLVER.MOMENTUM_SCHEDULE
-    max_iter = to_iterations(solver.MAX_ITER, epoch_length)
+    with naming("SOLVER.MAX_ITER"):
+        max_iter = to_iterations(solver.MAX_ITER)
     if max_iter < 1:
-        raise ValueError(f"SOLVER.MAX_ITER must be at least 1, got {solver.MAX_ITER!r}")
-    lr_curve = _Settings(solver, max_iter, epoch_length).build(solver.LR_SCHEDULER_NAME)
+        raise ConfigError(f"SOLVER.MAX_ITER must be at least 1, got {solver.MAX_ITER!r}")
+    lr_curve = _Settings(solver, max_iter).build(solver.LR_SCHEDULER_NAME)
     momentum_curve = None
     if momentum.NAME:
-        momentum_curve = _Settings(momentum, max_iter, epoch_length).build(momentum.NAME)
+        momentum_curve = _Settings(momentum, max_iter).build(momentum.NAME)
     return LRMultiplier(optimizer, lr_curve, max_iter, momentum=momentum_curve)
-
-
-def to_iterations(length: int | str, epoch_length: float | None = None) -> int:
-    """A length of training, 500 or "2 epoch", in iterations."""
-    if not isinstance(length, str) or length.strip().isdigit():
-        return int(length)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:ep|epoch)s?\s*", length)
-    if not found:
-        raise ConfigError(f"expected a number of iterations or '2 epoch', got {length!r}")
-    if epoch_length is None:
-        raise ConfigError(
-            f"{length!r} needs the length of an epoch, which is not known here: "
-            "give iterations, or pass epoch_length"
-        )
-    return round(float(found[1]) * epoch_length)
 
 
 class PolyParamScheduler(ParamScheduler):
@@ -76,7 +60,6 @@ class _Settings:
 
     node: CfgNode
     max_iter: int
-    epoch_length: float | None
 
     def build(self, name: str) -> ParamScheduler:
         if name not in SCHEDULES:
@@ -85,7 +68,7 @@ class _Settings:
                 f"(known: {', '.join(SCHEDULES)})"
             )
         curve = SCHEDULES[name](self)
-        warmup_iters = to_iterations(self.node.WARMUP_ITERS, self.epoch_length)
+        warmup_iters = to_iterations(self.node.WARMUP_ITERS)
         if warmup_iters <= 0:
             return curve
         if warmup_iters >= self.max_iter:
@@ -112,7 +95,7 @@ class _Settings:
     @property
     def steps(self) -> list[int]:
         """The steps that come before the end of the run."""
-        steps = [to_iterations(step, self.epoch_length) for step in self.node.STEPS]
+        steps = [to_iterations(step) for step in self.node.STEPS]
         if [0, *steps] != sorted({0, *steps}):
             raise ConfigError(f"STEPS must be above 0 and rise, got {steps}")
         kept = [step for step in steps if step < self.max_iter]

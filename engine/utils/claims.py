@@ -26,9 +26,9 @@ def claim(folder: str) -> Iterator[None]:
     """Be the only process that runs in a folder; waits a while for one that is about to end.
 
     The claim ends with the process, however that ends, also on another machine. Where the file
-    system is a remote one or has no locks, there are no claims.
+    system has no locks, there are no claims.
     """
-    if not folder or "://" in folder or (file := _open(folder)) is None:
+    if not folder or (file := _open(folder)) is None:
         yield
         return
     try:

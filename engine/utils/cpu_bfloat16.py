@@ -32,8 +32,9 @@ def has_working_bfloat16_kernels() -> bool:
 def without_onednn() -> Iterator[None]:
     """Have torch's own kernels used inside instead of oneDNN's."""
     # Not `mkldnn.flags`, which sets TF32 too and warns where there is none.
-    was_enabled, *_ = torch.backends.mkldnn.set_flags(False, _fp32_precision=None)
+    was_enabled = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.backends.mkldnn.set_flags(was_enabled, _fp32_precision=None)
+        torch.backends.mkldnn.enabled = was_enabled

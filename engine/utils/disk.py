@@ -17,11 +17,8 @@ def check_free_space(folder: str, size: int, count: int, least: int = 2) -> None
     not even `least` do.
 
     The first save needs space for one file; each later one for another, as the old file goes when
-    the new one is safe. Quotas that the system does not report are not seen, and remote folders are
-    not looked at.
+    the new one is safe. Quotas that the system does not report are not seen.
     """
-    if "://" in folder:
-        return
     disk = shutil.disk_usage(folder)
     if disk.total == 0 or disk.free >= max(count, least) * size:  # some network disks report 0
         return

@@ -40,7 +40,7 @@ def environment_table() -> str:
         *((package, _version(package)) for package in _PACKAGES),
         ("CUDA of this torch", torch.version.cuda or "none"),
         *_devices(),
-        ("CPUs", f"{os.cpu_count()}, usable by this process: {_usable_cpus()}"),
+        ("CPUs", f"{os.cpu_count()}, usable by this process: {usable_cpus()}"),
         ("threads of torch", torch.get_num_threads()),
         *(
             (name, value)
@@ -110,9 +110,11 @@ def _devices() -> list[tuple[str, str]]:
     return rows
 
 
-def _usable_cpus() -> int | None:
-    # Containers and schedulers pin processes; macOS cannot say.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def usable_cpus() -> int:
+    """How many CPUs this process may use: containers and schedulers pin it to some."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS cannot say
 
 
 def _version(package: str) -> str:

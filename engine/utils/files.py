@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,11 +12,17 @@ from typing import IO, Any, Literal
 from iopath.common.file_io import PathHandler
 from iopath.common.file_io import PathManager as _PathManager
 
-__all__ = ["PathHandler", "PathManager", "RawFile", "atomic_write", "sync_folder"]
+__all__ = ["PathHandler", "PathManager", "RawFile", "atomic_write", "is_remote", "sync_folder"]
 
 # The project's own: it knows local paths only, until a user registers a PathHandler for others.
 PathManager = _PathManager()
 PathManager.set_logging(False)  # no telemetry
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is like "s3://bucket/run", not one of this machine."""
+    # Of "//" a Path keeps one slash, and C:/ is local.
+    return bool(re.match(r"[\w.+-]{2,}:/", os.fspath(path)))
 
 
 @contextmanager

@@ -109,9 +109,9 @@ def _handler_to(destination: str, logger: logging.Logger) -> logging.Handler:
     return made
 
 
-def console_handlers(name: str = "engine") -> list[logging.Handler]:
-    """The handlers that print the lines of logger `name`."""
-    return [h for h in logging.getLogger(name).handlers if isinstance(h, _ConsoleHandler)]
+def console_handlers() -> list[logging.Handler]:
+    """The handlers that print the engine's lines."""
+    return [h for h in logging.getLogger("engine").handlers if isinstance(h, _ConsoleHandler)]
 
 
 class _ConsoleHandler(logging.Handler):

@@ -151,5 +151,5 @@ def test_the_config_says_how_to_clip(cfg, clip_type, scope, expected):
 
 def test_an_unknown_clip_type_is_refused(cfg):
     cfg.SOLVER.CLIP_GRADIENTS.merge_from_list(["ENABLED", True, "CLIP_TYPE", "norms"])
-    with pytest.raises(ValueError, match="CLIP_TYPE is 'norms', not one of value, norm, full_"):
+    with pytest.raises(ValueError, match=r"SOLVER.CLIP_GRADIENTS: .*'norms'"):
         build_gradient_clipper(cfg)

@@ -6,7 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from engine.solver.schedules import SCHEDULES, build_lr_scheduler, to_iterations
+from engine.config import get_cfg
+from engine.solver.scaling import lengths_in_iterations
+from engine.solver.schedules import SCHEDULES, build_lr_scheduler
 
 
 def optimizer(lr: float = 0.1) -> torch.optim.SGD:
@@ -96,13 +98,14 @@ def test_warm_up_may_start_at_an_lr_instead(cfg):
     assert factors(cfg) == pytest.approx([0.2] * 10 + [1.0] * 90)
 
 
-def test_lengths_may_be_given_in_epochs(cfg):
-    cfg.SOLVER.MAX_ITER = "4 epochs"
-    cfg.SOLVER.STEPS = ("2 epoch",)
-    cfg.SOLVER.WARMUP_ITERS = "0.5 epoch"
-    cfg.SOLVER.WARMUP_METHOD = "constant"
+def test_lengths_may_be_given_in_epochs():
+    cfg = get_cfg()
+    cfg.SOLVER.merge_from_list(["MAX_ITER", "4 epochs", "STEPS", ["2 epoch"], "GAMMA", 0.1])
+    cfg.SOLVER.merge_from_list(["WARMUP_ITERS", "0.5 epoch", "WARMUP_METHOD", "constant"])
     expected = [0.001] * 5 + [1.0] * 15 + [0.1] * 20
-    assert factors(cfg, epoch_length=10) == pytest.approx(expected)
+    assert factors(lengths_in_iterations(cfg, epoch_length=10)) == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r"SOLVER\.MAX_ITER: '4 epochs' needs the length"):
+        build_lr_scheduler(cfg, optimizer())
 
 
 @pytest.mark.parametrize("warmup", [100, 1000])
@@ -159,8 +162,3 @@ def test_bad_values_are_refused(cfg, key, value, message):
     cfg.SOLVER[key] = value
     with pytest.raises(ValueError, match=message):
         build_lr_scheduler(cfg, optimizer())
-
-
-def test_iterations_are_iterations():
-    assert to_iterations(7) == 7
-    assert to_iterations("1.5 epoch", epoch_length=10) == 15

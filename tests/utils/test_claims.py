@@ -78,7 +78,7 @@ def test_an_evaluation_may_share_the_folder_of_a_run(other_run):
         default_setup(cfg, Namespace(eval_only=False))
 
 
-@pytest.mark.parametrize("folder", ["", "s3://bucket/run", "/proc/nowhere"])
+@pytest.mark.parametrize("folder", ["", "/proc/nowhere"])
 def test_where_nothing_can_be_locked_there_are_no_claims(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with claim(folder):

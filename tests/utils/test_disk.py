@@ -25,11 +25,6 @@ def test_where_not_even_two_fit_the_run_does_not_start(small_disk):
     check_free_space(str(small_disk), size=200_000, count=1, least=1)
 
 
-def test_a_remote_folder_is_not_looked_at(log):
-    check_free_space("s3://bucket/run", size=10**18, count=1)
-    assert log.records == []
-
-
 @pytest.mark.parametrize(
     ("make", "copies"),
     [
