@@ -19,7 +19,6 @@ from engine.config import (
     config_differences,
     naming,
     track_reads,
-    unread_keys,
 )
 from engine.data import MetadataCatalog
 from engine.data.from_config import (
@@ -40,7 +39,7 @@ from engine.evaluation import (
     verify_results,
     write_results,
 )
-from engine.events import EventWriter
+from engine.events import EventWriter, has_event_storage
 from engine.hooks.from_config import (
     HOOK_REGISTRY,
     build_early_stopping,
@@ -52,9 +51,9 @@ from engine.hooks.from_config import (
 from engine.modeling import build_model, load_weights
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
-from engine.parallel.fsdp import is_sharded
 from engine.parallel.strategy import prepare_model, wrap_model
 from engine.predictor import DefaultPredictor
+from engine.run_report import list_unread_keys, log_analysis, log_end
 from engine.simple_trainer import AMPTrainer, SimpleTrainer
 from engine.solver import (
     build_gradient_clipper,
@@ -68,9 +67,9 @@ from engine.startup import (
     default_argument_parser,
     default_setup,
     default_writers,
+    write_config,
 )
 from engine.train_loop import TrainerBase
-from engine.utils.analysis import model_summary, parameter_status_table
 from engine.utils.claims import claim
 from engine.utils.default_property import default_property
 from engine.utils.logger import setup_logger
@@ -106,6 +105,7 @@ class DefaultTrainer(TrainerBase):
 
     def __init__(self, cfg: CfgNode) -> None:
         super().__init__()
+        self._given_cfg = cfg
         if not logging.getLogger("engine").isEnabledFor(logging.INFO):
             setup_logger()  # default_setup was not called
         track_reads(cfg)
@@ -164,19 +164,19 @@ class DefaultTrainer(TrainerBase):
         if not (self.has_advanced or results):  # the run was complete, as after a restart
             saved = read_results(os.path.join(self.cfg.OUTPUT_DIR, "results.json"))
             results = _only_or_all(saved)
+        if comm.is_main_process():
+            log_end(self._hooks, self.checkpointer, self.requeue)
         # Evaluators may give their results to the main process only.
         if comm.is_main_process() and (self.has_advanced or results) and not self.requeue:
             verify_results(self.cfg, results)
         return results
 
     def before_train(self) -> None:
-        self._trainer.start_data_at(self.start_iter)
+        self._trainer.begin_data_at(self.start_iter)
+        if comm.is_main_process():
+            self._write_config()
         if self.cfg.ANALYSIS.ENABLED and comm.is_main_process():
-            if is_sharded(self.model):
-                logger.warning("ANALYSIS: the FLOPs of a sharded model cannot be counted")
-            else:
-                logger.info(model_summary(self.model, next(iter(self.data_loader))))
-            logger.info("Parameters:\n%s", parameter_status_table(self.model))
+            log_analysis(self.model, next(iter(self.data_loader)))
         if self.cfg.DEFAULT_HOOKS.PeriodicCheckpointer.ENABLED:
             check_space_for_checkpoints(
                 self.cfg,
@@ -187,7 +187,8 @@ class DefaultTrainer(TrainerBase):
             )
         super().before_train()
         track_reads(self.cfg)  # it is since the start, unless the constructor is the user's own
-        self._list_unread_keys()
+        if comm.is_main_process():
+            list_unread_keys(self.cfg)
 
     def run_step(self) -> None:
         self._trainer.iter = self.iter
@@ -201,12 +202,12 @@ class DefaultTrainer(TrainerBase):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        saved = state_dict.get("config", self._config_text)  # not in checkpoints of others
+        if table := config_differences(saved, self._config_text):  # first: they may be why it fails
+            logger.warning("The checkpoint was saved with other settings:\n%s", table)
         super().load_state_dict(state_dict)
         self._trainer.load_state_dict(state_dict["_trainer"])
         self.start_iter = self.iter + 1
-        saved = state_dict.get("config", self._config_text)  # not in checkpoints of others
-        if table := config_differences(saved, self._config_text):
-            logger.warning("The checkpoint was saved with other settings:\n%s", table)
 
     # --- hooks and writers ------------------------------------------------------------------
 
@@ -311,7 +312,8 @@ class DefaultTrainer(TrainerBase):
         """Evaluate on each of DATASETS.TEST and DATASETS.TEST_GROUPS.
 
         Returns the results by data set, or those of the only one. They are also logged as a table
-        and written to `results.json`.
+        and written to `results.json`; by an evaluation in the folder of a run, which has its own,
+        to `evaluation.json`.
         """
         names = [*cfg.DATASETS.TEST, *cfg.DATASETS.TEST_GROUPS]
         given = [evaluators] if isinstance(evaluators, DatasetEvaluator) else evaluators
@@ -325,12 +327,13 @@ class DefaultTrainer(TrainerBase):
                 logger.warning("%s is not evaluated: %s", name, error)
                 results[name] = {}
                 continue
+            logger.info("Evaluating on %s", name)
             results[name] = inference_on_dataset(model, cls.build_test_loader(cfg, name), evaluator)
         if comm.is_main_process() and any(results.values()):
             print_csv_format(results)
             logger.info("Results:\n%s", results_table(results))
             if cfg.OUTPUT_DIR:
-                write_results(results, os.path.join(cfg.OUTPUT_DIR, "results.json"))
+                write_results(results, _results_file(cfg.OUTPUT_DIR))
         return _only_or_all(results)
 
     @classmethod
@@ -404,17 +407,16 @@ class DefaultTrainer(TrainerBase):
         if own_loader is DefaultTrainer.build_test_loader.__func__:  # type: ignore[attr-defined]
             check_test_sets(cfg)
 
+    def _write_config(self) -> None:
+        folder = self.cfg.OUTPUT_DIR
+        if os.path.isdir(folder):  # default_setup makes it
+            write_config(getattr(self, "_given_cfg", self.cfg), folder)
+        elif not folder:
+            logger.warning("OUTPUT_DIR is empty: nothing of this run is saved")
+
     @cached_property
     def _config_text(self) -> str:
         return self.cfg.dump()
-
-    def _list_unread_keys(self) -> None:
-        will_be_read: tuple[str, ...] = ()
-        if self.cfg.DEFAULT_HOOKS.EvalHook.ENABLED:
-            will_be_read = ("TEST.", "DATASETS.TEST", "DATASETS.VAL", "DATALOADER.TEST_MAPPER")
-        unread = [key for key in unread_keys(self.cfg) if not key.startswith(will_be_read)]
-        if unread and comm.is_main_process():
-            logger.warning("Settings that nothing has read so far: %s", ", ".join(unread))
 
     def _evaluate(self) -> dict[str, Any]:
         """Evaluate on the validation sets, if any, and at the end of the run on the test sets too;
@@ -446,6 +448,12 @@ class DefaultTrainer(TrainerBase):
             return hooks.BestCheckpointer(
                 cfg.TEST.EVAL_PERIOD, self.checkpointer, cfg.CHECKPOINT.BEST_METRIC
             )
+
+
+def _results_file(folder: str) -> str:
+    path = os.path.join(folder, "results.json")
+    is_of_a_run = os.path.exists(path) and os.path.exists(os.path.join(folder, "metrics.json"))
+    return path if has_event_storage() or not is_of_a_run else f"{folder}/evaluation.json"
 
 
 def _only_or_all(results: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import torch.distributed as dist
 
 from engine.hooks.stopping import REQUEUE_EXIT_CODE, STARTED_AT, process_age
+from engine.mistakes import MISTAKES
 from engine.parallel import comm
 from engine.parallel.children import Ends, is_running, send
 from engine.parallel.device import BACKENDS, find_accelerator, set_current_device
@@ -85,8 +86,10 @@ class Job:
         ranks = [
             first + local for local in range(self.num_processes) if self.returned(local).exists()
         ]
-        names = " and ".join(map(str, ranks))
-        return f"\nBefore that, rank {names} had come to the end of its program" if ranks else ""
+        if not ranks:
+            return ""
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        return f"\nBefore that, {who} had come to the end of the program"
 
     def returned(self, local_rank: int) -> Path:
         """The file that a process leaves when `main_func` has returned."""
@@ -95,6 +98,11 @@ class Job:
     def started(self, local_rank: int) -> Path:
         """The file with the pid of a process of this machine."""
         return Path(self.folder, f"started_{local_rank}")
+
+    @property
+    def mistake(self) -> Path:
+        """The file with an error that needs no traceback."""
+        return Path(self.folder, "mistake")
 
     def pids(self) -> dict[int, int]:
         """By local rank, the pids of the processes of this machine that have begun."""
@@ -145,7 +153,8 @@ def run_processes(job: Job) -> list[Any]:
             except ChildFailedError as error:
                 report = (reports[-1] if reports else str(error)) + job.describe_returned()
                 if job.stop_code is None:
-                    raise LaunchError(report) from None
+                    is_mistake = job.mistake.exists()
+                    raise LaunchError(job.mistake.read_text() if is_mistake else report) from None
                 logger.error("%s", report)
                 return [Exit(job.stop_code)]
             except RendezvousError as error:
@@ -263,7 +272,9 @@ def _run_process(job: Job) -> Any:
             raise
     except KeyboardInterrupt:  # torch takes it for a good end, and waits for a result for ever
         sys.exit(128 + signal.SIGINT)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, MISTAKES):
+            job.mistake.write_text(f"{type(error).__name__}: {error}")
         _handle_signals(signal.SIG_DFL)  # the agent sends one: no error of its own shall come of it
         time.sleep(3 * MONITOR)  # often the echo of another's death, which is to be found first
         _end_in_time()

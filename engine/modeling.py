@@ -1,6 +1,7 @@
 """Models by name: the registry, building the one that a config names, and loading its weights."""
 
 import logging
+import os
 from inspect import signature
 
 from torch import nn
@@ -39,7 +40,18 @@ def build_model(cfg: CfgNode) -> nn.Module:
 def load_weights(cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
     """Load what an evaluation needs: the weights of MODEL.WEIGHTS, or with `resume` of the last
     checkpoint; their average where there is one, as in the evaluations of its run."""
-    loaded = Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(cfg.MODEL.WEIGHTS, resume=resume)
+    checkpointer = Checkpointer(model, cfg.OUTPUT_DIR)
+    if not cfg.MODEL.WEIGHTS:
+        if resume and not checkpointer.has_any():
+            raise FileNotFoundError(
+                f"there is no checkpoint in {os.path.abspath(cfg.OUTPUT_DIR)}: name one with "
+                "MODEL.WEIGHTS, or another OUTPUT_DIR"
+            )
+        if not resume:
+            logger.warning(
+                "No weights are given (MODEL.WEIGHTS, or --resume): the model is used as it is made"
+            )
+    loaded = checkpointer.resume_or_load(cfg.MODEL.WEIGHTS, resume=resume)
     names = model.state_dict().keys()
     averages = [average for average in find_averages(loaded) if average.keys() <= names]
     if len(averages) == 1:

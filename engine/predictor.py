@@ -9,6 +9,7 @@ from engine.config import CfgNode
 from engine.data import MapDataset
 from engine.data.from_config import find_function
 from engine.modeling import build_model, load_weights
+from engine.utils.registry import locate
 
 
 class DefaultPredictor:
@@ -20,7 +21,9 @@ class DefaultPredictor:
 
     def __init__(self, cfg: CfgNode) -> None:
         self.cfg = cfg.clone()
-        self.model = build_model(cfg)
+        # The module of the trainer registers what the config names, and may build its own model.
+        build = locate(cfg.TRAINER).build_model if cfg.TRAINER else build_model
+        self.model = build(cfg)
         self.model.eval()
         self.mapper = find_function(cfg.DATALOADER.TEST_MAPPER)
         self.collate = find_function(cfg.DATALOADER.COLLATE) or default_collate

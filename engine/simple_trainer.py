@@ -16,6 +16,7 @@ from engine.events import get_event_storage
 from engine.events.nonfinite import NonFiniteGuard, NonFinitePolicy, find_nonfinite
 from engine.events.step_metrics import (
     Metrics,
+    find_unfit_loss,
     losses_among,
     mean_of,
     put_step_metrics,
@@ -75,6 +76,11 @@ class SimpleTrainer(TrainerBase):
         nonfinite: NonFinitePolicy = "raise",
     ) -> None:
         super().__init__()
+        if clip_gradients is not None and not callable(clip_gradients):
+            raise TypeError(
+                f"clip_gradients is called with the optimizer, got {clip_gradients!r}; "
+                f"try engine.solver.GradientClipper({clip_gradients!r})"
+            )
         if min(gather_metric_period, accumulate) < 1:
             raise ValueError(
                 "gather_metric_period and accumulate must be at least 1, "
@@ -119,7 +125,12 @@ class SimpleTrainer(TrainerBase):
         loss = total_loss(metrics)
         if is_first and not self.zero_grad_before_forward:
             optimizer_calls.zero_grad(self.optimizer)
-        self._backward(loss if self.accumulate == 1 else loss / self.accumulate)
+        try:
+            self._backward(loss if self.accumulate == 1 else loss / self.accumulate)
+        except (RuntimeError, AttributeError) as error:
+            if problem := find_unfit_loss(metrics):
+                raise TypeError(f"{type(self.model).__name__} returned {problem}") from error
+            raise
         return metrics, data_time
 
     def _run_batches(self) -> tuple[Metrics, float]:
@@ -137,7 +148,7 @@ class SimpleTrainer(TrainerBase):
         self.start_data_at(self.next_iter)
 
     def before_train(self) -> None:
-        self.start_data_at(self.start_iter)
+        self.begin_data_at(self.start_iter)
         super().before_train()
 
     def start_data_at(self, iteration: int) -> None:
@@ -145,6 +156,16 @@ class SimpleTrainer(TrainerBase):
         if hasattr(self.data_loader, "start_at"):
             self.data_loader.start_at(iteration * self.accumulate)
             self._data_loader_iter_obj = None
+
+    def begin_data_at(self, iteration: int) -> None:
+        """Where a run begins: `start_data_at`, with a warning if the loader begins anew."""
+        self.start_data_at(iteration)
+        has_place = any(hasattr(self.data_loader, one) for one in ("start_at", "load_state_dict"))
+        if iteration > 0 and not has_place and self._data_loader_iter_obj is None:
+            logger.warning(
+                "The data loader (%s) has no start_at(iteration): its data begin anew",
+                type(self.data_loader).__name__,
+            )
 
     @default_property
     def epoch_length(self) -> float | None:
@@ -285,6 +306,8 @@ class AMPTrainer(SimpleTrainer):
             async_write_metrics,
             **step_options,
         )
+        if not isinstance(precision, torch.dtype):
+            raise TypeError(f"precision is like torch.bfloat16, got {precision!r}")
         if isinstance(model, nn.DataParallel):
             raise TypeError("AMPTrainer cannot train a DataParallel: use DistributedDataParallel")
         self._device_type = device_type_of(model)

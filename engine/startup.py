@@ -9,22 +9,24 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from engine.checkpoint import CheckpointError, begin_run
+from engine.checkpoint import begin_run, has_checkpoints
 from engine.config import CfgNode, ConfigError, track_reads
 from engine.elastic import LaunchError
 from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from engine.launch import may_restart, was_restarted
+from engine.mistakes import MISTAKES
 from engine.parallel import comm
 from engine.parallel.device import kind_and_backend
-from engine.utils.claims import FolderInUseError, claim
+from engine.utils.claims import claim
 from engine.utils.disk import check_free_space, state_size
 from engine.utils.environment import (
     collect_env_info,
+    copy_untracked_files,
     environment_table,
     git_state,
     seed_all_rng,
@@ -33,7 +35,6 @@ from engine.utils.faults import report_faults_to
 from engine.utils.files import PathManager, atomic_write, is_remote
 from engine.utils.lengths import to_iterations
 from engine.utils.logger import setup_logger
-from engine.utils.registry import UnknownNameError
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,11 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return self.parse_intermixed_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: -"):
+            message += " (a value that begins with a dash is given as KEY=VALUE)"
+        super().error(message)
 
 
 def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
@@ -88,16 +94,9 @@ def mistakes_in_one_line() -> Iterator[None]:
     """End the process with one line where an error says all that a user has to know."""
     try:
         yield
-    except (
-        CheckpointError,
-        ConfigError,
-        LaunchError,
-        FileNotFoundError,
-        FolderInUseError,
-        NotADirectoryError,
-        PermissionError,
-        UnknownNameError,
-    ) as error:
+    except LaunchError as error:
+        sys.exit(str(error))
+    except (*MISTAKES, FileNotFoundError, NotADirectoryError, PermissionError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
 
@@ -141,10 +140,7 @@ def default_setup(cfg: Any, args: Any) -> None:
         with PathManager.open(args.config_file) as file:
             logger.info("Contents of %s:\n%s", args.config_file, file.read())
     if comm.is_main_process() and output_dir:
-        is_of_a_run = PathManager.exists(os.path.join(output_dir, "config.yaml"))
-        if not (is_evaluation and is_of_a_run):  # its files stay as they are
-            _write_settings(cfg, output_dir)
-        _write_down_start(output_dir)
+        _write_down_start(cfg, output_dir, is_evaluation)
     seed = _get(cfg, "SEED", "seed", -1)
     seed_all_rng(None if seed < 0 else seed + rank)
     if not is_evaluation:
@@ -239,30 +235,39 @@ def _make_writable(folder: str) -> None:
         ) from error
 
 
-def _write_settings(cfg: Any, output_dir: str) -> None:
-    """The full config and the environment."""
+def write_config(cfg: Any, folder: str) -> None:
+    """Write the full config as `config.yaml`, from which the run can be started again."""
+    path = os.path.join(folder, "config.yaml")
     if isinstance(cfg, CfgNode):
-        _write(os.path.join(output_dir, "config.yaml"), cfg.dump())
-    else:
-        from engine.config import LazyConfig
+        _write(path, cfg.dump())
+        return
+    from engine.config import LazyConfig
 
-        try:
-            LazyConfig.save(cfg, os.path.join(output_dir, "config.yaml"))
-        except ValueError as error:
-            logger.warning("config.yaml is not written: %s", error)
-    _write(os.path.join(output_dir, "environment.txt"), collect_env_info())
+    try:
+        LazyConfig.save(cfg, path)
+    except ValueError as error:
+        logger.warning("config.yaml is not written: %s", error)
 
 
-def _write_down_start(output_dir: str) -> None:
-    """The command line and the state of the code."""
+def _write_down_start(cfg: Any, output_dir: str, is_evaluation: bool) -> None:
+    """The command line, and where it may train the config, the environment and the code."""
     with open(os.path.join(output_dir, "command.txt"), "a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n")
+    has_config = os.path.exists(os.path.join(output_dir, "config.yaml"))
+    if is_evaluation and has_config:  # the files of a run stay as they are
+        return
     folder = os.path.join(output_dir, f"code_{time.strftime('%Y%m%d_%H%M%S')}")
     os.makedirs(folder, exist_ok=True)
+    write_config(cfg, folder)
+    if not (has_config and has_checkpoints(output_dir)):
+        # Else it belongs to weights that are there, until a training begins (write_config).
+        write_config(cfg, output_dir)
+    _write(os.path.join(output_dir, "environment.txt"), collect_env_info())
     state = git_state()
     _write(os.path.join(folder, "changes.diff"), state.pop("diff", ""))
+    copy_untracked_files(folder)
     _write(os.path.join(folder, "git.json"), json.dumps(state, indent=2))
-    logger.info("Config, environment, command line and code state are in %s", output_dir)
+    logger.info("Command line and environment are in %s; config and code in %s", output_dir, folder)
 
 
 def _write(path: str, text: str) -> None:

@@ -275,7 +275,12 @@ class TrainerBase:
 
     def _log_failure(self, error: BaseException) -> None:
         if isinstance(error, Exception):
-            logger.error("Exception during training, at iteration %d:", self.iter, exc_info=error)
+            logger.error(
+                "Exception during training, at iteration %d",
+                self.iter,
+                exc_info=error,
+                extra={"is_raised": True},
+            )
         else:
             logger.warning("%s at iteration %d", type(error).__name__, self.iter)
 

@@ -133,7 +133,7 @@ def test_the_files_of_two_processes_are_those_of_one_run(two_processes):
 
 def test_a_batch_that_cannot_be_split_evenly_is_refused(two_processes):
     message = two_processes[0]["odd batch"]
-    assert "15 cannot be split evenly over 2 ranks" in message
+    assert "IMS_PER_BATCH is 15, which cannot be split over 2 processes" in message
     assert "16" in message
 
 

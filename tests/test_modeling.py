@@ -112,3 +112,11 @@ def test_a_missing_file_of_weights_is_named(digits_cfg, tmp_path):
     cfg = digits_cfg("MODEL.WEIGHTS", str(tmp_path / "nowhere.pth"))
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load_weights(cfg, build_model(cfg))
+
+
+def test_an_evaluation_without_weights_warns_or_is_refused(digits_cfg, log):
+    cfg = digits_cfg()
+    load_weights(cfg, build_model(cfg))
+    assert "No weights are given (MODEL.WEIGHTS, or --resume)" in log.text
+    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint in .*/run: name one"):
+        load_weights(cfg, build_model(cfg), resume=True)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from engine import DefaultTrainer
 from engine.data import get_dataset
 from engine.modeling import build_model
 from engine.predictor import DefaultPredictor
@@ -53,3 +54,18 @@ def test_it_keeps_a_config_of_its_own(digits_cfg):
     cfg = digits_cfg()
     assert DefaultPredictor(cfg).cfg == cfg
     assert DefaultPredictor(cfg).cfg is not cfg
+
+
+def test_the_trainer_that_the_config_names_builds_the_model(digits_cfg, weights, monkeypatch):
+    class Own(DefaultTrainer):
+        @classmethod
+        def build_model(cls, cfg):
+            built.append(cls)
+            return super().build_model(cfg)
+
+    import engine.zoo.digits as digits
+
+    built = []
+    monkeypatch.setattr(digits, "Own", Own, raising=False)
+    DefaultPredictor(digits_cfg("MODEL.WEIGHTS", weights, "TRAINER", "engine.zoo.digits:Own"))
+    assert built == [Own]

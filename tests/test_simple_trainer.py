@@ -483,3 +483,44 @@ def test_metrics_may_be_written_in_the_trainers_thread(model, batches):
     for _ in range(2):
         trainer.train(0, 3)
         assert len(trainer.storage.history("total_loss").values()) == 3
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (
+            lambda x: {"loss_ce": x, "loss_box": x.mean()},
+            r"loss_ce of shape \(4, 1\): a loss is one",
+        ),
+        (lambda x: {"loss": x.mean().detach()}, "loss, of which none has a gradient"),
+        (lambda x: {"loss": 1.5}, "loss, of which none has a gradient"),
+        (lambda x: x, r"total_loss of shape \(4, 1\)"),
+    ],
+    ids=["vector", "detached", "float", "logits"],
+)
+def test_what_cannot_be_minimised_is_named(batches, output, message):
+    class Net(nn.Linear):
+        def forward(self, batch):
+            return output(super().forward(batch[0]))
+
+    model = Net(4, 1)
+    trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(TypeError, match=f"Net returned {message}"):
+        trainer.train(0, 2)
+
+
+def test_a_number_for_clipping_is_refused_with_what_to_write(model, batches):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(TypeError, match=r"got 1\.0; try engine\.solver\.GradientClipper\(1\.0\)"):
+        SimpleTrainer(model, batches, optimizer, clip_gradients=1.0)
+
+
+def test_data_that_begin_anew_in_a_resumed_run_are_told(model, batches, log):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    SimpleTrainer(model, batches, optimizer).train(3, 5)
+    assert "The data loader (list) has no start_at(iteration): its data begin anew" in log.text
+    log.clear()
+    trainer = SimpleTrainer(model, batches, optimizer)
+    trainer.train(0, 3)
+    trainer.train(3, 5)  # goes on where it was
+    assert "begin anew" not in log.text

@@ -3,13 +3,14 @@ import logging
 import os
 import random
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from engine import DefaultTrainer
-from engine.config import LazyConfig, get_cfg
+from engine.config import ConfigError, LazyConfig, get_cfg
 from engine.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
 from engine.startup import (
     check_space_for_checkpoints,
@@ -265,3 +266,33 @@ def test_the_default_trainer_looks_at_the_space_before_it_trains(small_disk, dig
 def test_a_run_without_a_folder_saves_nothing_and_needs_no_space(a_run, log):
     a_run("")
     assert log.records == []
+
+
+def test_a_start_that_does_not_train_leaves_the_config_of_weights_that_are_there(digits_cfg):
+    folder = Path(digits_cfg().OUTPUT_DIR)
+    DefaultTrainer(set_up(digits_cfg("SOLVER.MAX_ITER", 4))).train()
+    before = (folder / "config.yaml").read_text()
+    set_up(digits_cfg("SOLVER.MAX_ITER", 5))
+    assert (folder / "config.yaml").read_text() == before
+    texts = [path.read_text() for path in folder.glob("code_*/config.yaml")]
+    DefaultTrainer(digits_cfg("SOLVER.MAX_ITER", 5)).train()
+    assert (folder / "config.yaml").read_text() in texts
+    assert "MAX_ITER: 5" in (folder / "config.yaml").read_text()
+
+
+def set_up(cfg):
+    default_setup(cfg, None)
+    return cfg
+
+
+def test_a_remote_folder_is_refused_before_anything_is_made(digits_cfg, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="OUTPUT_DIR must be a local folder, got 's3://b/out'"):
+        default_setup(digits_cfg("OUTPUT_DIR", "s3://b/out"), None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_with_a_dash_is_told_how_to_be_given(capsys):
+    with pytest.raises(SystemExit):
+        default_argument_parser().parse_args(["EARLY_STOPPING.METRIC", "-total_loss"])
+    assert "a value that begins with a dash is given as KEY=VALUE" in capsys.readouterr().err

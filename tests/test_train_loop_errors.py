@@ -127,7 +127,7 @@ def test_an_error_is_logged_with_its_iteration_and_traceback(log):
     with pytest.raises(OSError, match="disk is full"):
         Steps(CallbackHook(after_step=at(3, fail))).train(0, 9)
     record = next(record for record in log.records if record.levelno == logging.ERROR)
-    assert record.message == "Exception during training, at iteration 3:"
+    assert record.message == "Exception during training, at iteration 3"
     assert record.exc_info[0] is OSError
 
 

@@ -34,7 +34,7 @@ from engine.evaluation import inference_on_dataset, print_csv_format
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.parallel import comm
 from engine.parallel.device import choose_device
-from engine.startup import decide_resume, mistakes_in_one_line
+from engine.startup import decide_resume, mistakes_in_one_line, write_config
 from engine.utils.endless import batches_per_epoch
 from engine.utils.lengths import to_iterations
 from engine.utils.suggest import hint_at
@@ -100,6 +100,8 @@ def do_train(cfg: Any, resume: bool) -> None:
     )
     trainer.iter = -1  # the last finished iteration, unless a checkpoint knows better
     checkpointer.resume_or_load(cfg.train.init_checkpoint, resume=resume)
+    if comm.is_main_process() and cfg.train.output_dir:
+        write_config(cfg, cfg.train.output_dir)
     trainer.train(trainer.iter + 1, max_iter)
     if trainer.requeue:
         sys.exit(REQUEUE_EXIT_CODE)  # stopped by a signal: start it again, with --resume

@@ -7,7 +7,7 @@ from engine.checkpoint.averages import find_averages
 from engine.checkpoint.checkpointer import Checkpointer, warn_of_failed_save
 from engine.checkpoint.file import CheckpointError
 from engine.checkpoint.folder import delete_checkpoint
-from engine.checkpoint.last_checkpoint import begin_run
+from engine.checkpoint.last_checkpoint import begin_run, has_checkpoints
 
 __all__ = [
     "CheckpointError",
@@ -15,6 +15,7 @@ __all__ = [
     "begin_run",
     "delete_checkpoint",
     "find_averages",
+    "has_checkpoints",
     "warn_of_failed_save",
 ]
 

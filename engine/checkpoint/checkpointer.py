@@ -166,14 +166,22 @@ class Checkpointer(FvcoreCheckpointer):
                 self.logger.warning("Nothing to resume: no checkpoint in %s", folder)
         return self.load(path, checkpointables=[])
 
+    def has_any(self) -> bool:
+        """Whether there is a checkpoint in `save_dir` to resume from."""
+        return bool(self._newest_first())
+
     def begin_run(self) -> None:
         """Have a resume no longer go on from what an earlier run has left in the folder.
 
         What is saved from now on is of a run of its own.
         """
         self.run = secrets.token_hex(8)
-        if self.save_dir and self.save_to_disk:
-            begin_run(self.save_dir)
+        if self.save_dir and self.save_to_disk and begin_run(self.save_dir):
+            self.logger.warning(
+                "%s has checkpoints of an earlier run. This one begins anew and will replace them; "
+                "to go on with the other, end it now and resume (--resume)",
+                os.path.abspath(self.save_dir),
+            )
 
     def has_checkpoint(self) -> bool:
         return super().has_checkpoint() and not has_begun_anew(self.save_dir)
@@ -319,7 +327,7 @@ class Checkpointer(FvcoreCheckpointer):
         if not os.path.isdir(found) and not self.path_manager.isfile(path):
             raise FileNotFoundError(
                 f"there is no checkpoint {path} (from the folder {os.getcwd()}); "
-                "check MODEL.WEIGHTS or the path that was given"
+                "check the path: MODEL.WEIGHTS, or what last_checkpoint names"
             )
         if damage := manifest.damage(name, share):
             raise CheckpointError(
@@ -362,13 +370,16 @@ class Checkpointer(FvcoreCheckpointer):
         missing = [name for name in incompatible.missing_keys if name in unloaded]
         incompatible = incompatible._replace(missing_keys=missing)
         if any(incompatible):
-            self.logger.warning("Weights that do not fit:\n%s", mismatch_table(incompatible))
+            self.logger.warning(
+                "Weights that do not fit; in the model they stay as they are:\n%s",
+                mismatch_table(incompatible),
+            )
 
 
 def warn_of_failed_save(path: str, error: Exception) -> None:
-    """Say that a save failed, and that the run goes on."""
+    """Say that a save failed."""
     logging.getLogger(__name__).warning(
-        "%s is not saved (%s: %s). The checkpoint before it is kept, and the run goes on.",
+        "%s is not saved (%s: %s). The checkpoint before it is kept.",
         path,
         type(error).__name__,
         error,

@@ -15,11 +15,21 @@ def tag_last(folder: str, name: str) -> None:
         file.write(name)
 
 
-def begin_run(folder: str) -> None:
-    """Have a resume no longer go on from what an earlier run has left in the folder."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    if "last_checkpoint" in names or any(map(NUMBERED.fullmatch, names)):
+def begin_run(folder: str) -> bool:
+    """Have a resume no longer go on from what an earlier run has left in the folder.
+
+    Returns whether there is something.
+    """
+    is_used = has_checkpoints(folder)
+    if is_used:
         tag_last(folder, _NONE_YET)
+    return is_used
+
+
+def has_checkpoints(folder: str) -> bool:
+    """Whether a run has saved something in the folder."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return "last_checkpoint" in names or any(map(NUMBERED.fullmatch, names))
 
 
 def has_begun_anew(folder: str) -> bool:

@@ -15,16 +15,23 @@ from engine.data.samplers import (
     RepeatFactorTrainingSampler,
     TrainingSampler,
 )
+from engine.parallel.comm import get_world_size
 from engine.utils.registry import find, locate
 
 
-def train_loader_from_config(cfg: CfgNode, *, mapper: Callable[..., Any] | None = None) -> Any:
+def train_loader_from_config(cfg: CfgNode, mapper: Callable[..., Any] | None = None) -> Any:
     """The loader DATALOADER.TRAIN_LOADER over DATASETS.TRAIN, an endless one.
 
     A `mapper` takes the place of DATALOADER.MAPPER.
     """
     if not cfg.DATASETS.TRAIN:
         raise ConfigError("DATASETS.TRAIN is empty: name at least one data set to train on")
+    size, ranks = cfg.SOLVER.IMS_PER_BATCH, get_world_size()
+    if size % ranks:
+        raise ConfigError(
+            f"SOLVER.IMS_PER_BATCH is {size}, which cannot be split over {ranks} processes; the "
+            f"next that can is {size + -size % ranks}"
+        )
     dataset = get_dataset(cfg.DATASETS.TRAIN)
     loader = cfg.DATALOADER
     return find(TRAIN_LOADER_REGISTRY, loader.TRAIN_LOADER)(
@@ -44,7 +51,6 @@ def train_loader_from_config(cfg: CfgNode, *, mapper: Callable[..., Any] | None 
 def test_loader_from_config(
     cfg: CfgNode,
     dataset_name: str,
-    *,
     mapper: Callable[..., Any] | None = None,  # noqa: PT028 (it is no test)
 ) -> DataLoader[Any]:
     """A loader over one test set, or over those of a group of DATASETS.TEST_GROUPS.

@@ -12,6 +12,7 @@ shares the main process' generators with the model. `seed_global_rngs=True` seed
 place before each sample and restores them after it: as exact as `generator`, but 0.2 ms a sample.
 """
 
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
 from engine.data.dataset import DatasetFromList, MapDataset
 from engine.data.samplers import InferenceSampler, TrainingSampler, rank_and_world_size
@@ -28,6 +29,8 @@ from engine.data.train_loader import GlobalBatches, TrainLoader
 from engine.data.workers import SampleReader, hand_out, start_worker
 from engine.parallel.comm import get_rank
 from engine.utils.registry import Registry
+
+logger = logging.getLogger(__name__)
 
 TRAIN_LOADER_REGISTRY = Registry("TRAIN_LOADER")
 """Functions that build a training loader, for a config to choose from by name."""
@@ -73,7 +76,7 @@ def build_batch_data_loader(
     batch_size = _batch_size_per_rank(total_batch_size, single_gpu_batch_size, world_size)
     options: dict[str, Any] = dict(
         num_workers=num_workers,
-        collate_fn=collate_fn,
+        collate_fn=collate_fn or stack_samples,
         pin_memory=pin_memory,
         prefetch_factor=prefetch_factor if num_workers else None,
         persistent_workers=persistent_workers and num_workers > 0,
@@ -81,6 +84,12 @@ def build_batch_data_loader(
         worker_init_fn=partial(start_worker, worker_init_fn),
         **kwargs,
     )
+    if sampler is not None and 0 < len(dataset) < batch_size * world_size:
+        logger.warning(
+            "The data set has %d samples, and a batch %d: it has some of them several times",
+            len(dataset),
+            batch_size * world_size,
+        )
     if sampler is None:
         loader = DataLoader(dataset, batch_size=batch_size, drop_last=drop_last, **options)
     else:
@@ -147,7 +156,7 @@ def build_test_loader(
         batch_size=batch_size,
         sampler=sampler,
         num_workers=num_workers,
-        collate_fn=collate_fn,
+        collate_fn=collate_fn or stack_samples,
         # An evaluation must not advance torch's global generator, which making an iterator does.
         generator=torch.Generator().manual_seed(derive_seed(0, get_rank())),
         worker_init_fn=partial(start_worker, worker_init_fn),
@@ -158,6 +167,18 @@ def build_test_loader(
 class _TestLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return hand_out(super().__iter__(), self)
+
+
+def stack_samples(batch: list[Any]) -> Any:
+    """torch's `default_collate`, which stacks the values of dicts, with an error that helps."""
+    try:
+        return default_collate(batch)
+    except (RuntimeError, TypeError) as error:
+        raise type(error)(
+            f"the samples of a batch cannot be stacked: {error}\nMap them to one shape, or give a "
+            "function that makes a batch (collate_fn; DATALOADER.COLLATE of a config, "
+            "engine.data:trivial_batch_collator leaves the list)"
+        ) from None
 
 
 def trivial_batch_collator(batch: list[Any]) -> list[Any]:

@@ -128,7 +128,7 @@ class _Progress:
         self._batches = 0
         self._begin = self._logged = perf_counter()
         self._start_timing()
-        logger.info("Evaluating on %s batches.", "an unknown number of" if total is None else total)
+        logger.info("Evaluating %s batches", "an unknown number of" if total is None else total)
 
     def add(self, started: float, loaded: float, computed: float, finished: float) -> None:
         if self._batches == WARM_UP_BATCHES:
@@ -147,8 +147,9 @@ class _Progress:
             since = perf_counter()
             torch.cuda.synchronize()
             self._compute += perf_counter() - since
-        duration = timedelta(seconds=round(perf_counter() - self._begin, 3))
-        logger.info("Evaluated %d batches in %s: %s.", self._batches, duration, self._times())
+        seconds = perf_counter() - self._begin
+        duration = f"{seconds:.2f} s" if seconds < 60 else timedelta(seconds=round(seconds))
+        logger.info("Evaluated %d batches in %s: %s", self._batches, duration, self._times())
 
     def _start_timing(self) -> None:
         self._timed = 0

@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,14 +15,23 @@ MAX_WAITING = 200  # images, and as many histograms, that wait for a writer
 
 
 class MediaQueue:
-    """Images or histograms that wait for the writers: the newest, numbered from the first put."""
+    """Images or histograms that wait for the writers, each of which has its own place in it.
+
+    What all known readers have had is forgotten when one of a later iteration comes: not at once,
+    as others may be about to read it.
+    """
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._entries: deque[tuple[Any, ...]] = deque(maxlen=MAX_WAITING)
-        self.count = 0  # of all that were ever put
+        self._count = 0  # of all that were ever put
+        self._iteration: int | None = None  # of the last one
+        self._read: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # of them, by reader
 
-    def put(self, entry: tuple[Any, ...]) -> None:
+    def put(self, entry: tuple[Any, ...], iteration: int) -> None:
+        if self._read and iteration != self._iteration:
+            self.drop_read()
+        self._iteration = iteration
         if len(self._entries) == MAX_WAITING:
             log_first_n(
                 logging.WARNING,
@@ -30,16 +40,31 @@ class MediaQueue:
                 name=__name__,
             )
         self._entries.append(entry)
-        self.count += 1
+        self._count += 1
 
-    def since(self, count: int) -> tuple[list[tuple[Any, ...]], int]:
-        """The entries after the first `count` that were put, and how many there are by now."""
-        new = self.count - count
-        return (list(self._entries)[-new:] if new else []), self.count
+    def expect(self, reader: object) -> None:
+        """Keep entries until `reader` has had them, though it has not asked yet."""
+        self._read.setdefault(reader, 0)
 
-    def drop_first(self, count: int) -> None:
-        """Forget those among the first `count` that were put."""
-        while len(self._entries) > self.count - count:
+    def take(self, reader: object) -> list[tuple[Any, ...]]:
+        """The entries that came since `reader` last asked."""
+        new = self._count - self._read.get(reader, 0)
+        self._read[reader] = self._count
+        return list(self._entries)[-new:] if new else []
+
+    def all(self) -> list[tuple[Any, ...]]:
+        """All that wait."""
+        return list(self._entries)
+
+    def drop_read(self) -> None:
+        """Forget what all known readers have had; all, where there is none."""
+        self._drop_first(min(self._read.values(), default=self._count))
+
+    def clear(self) -> None:
+        self._drop_first(self._count)
+
+    def _drop_first(self, count: int) -> None:
+        while len(self._entries) > self._count - count:
             self._entries.popleft()
 
 

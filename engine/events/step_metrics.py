@@ -45,6 +45,17 @@ def mean_of(parts: list[Metrics]) -> Metrics:
     return {name: sum(values) / counts[name] for name, values in columns.items()}
 
 
+def find_unfit_loss(metrics: Metrics) -> str:
+    """What to say of metrics that cannot be minimised; '' if nothing is wrong with them."""
+    for name, value in metrics.items():
+        if isinstance(value, torch.Tensor) and value.requires_grad and value.numel() != 1:
+            return f"{name} of shape {tuple(value.shape)}: a loss is one number, such as a mean"
+    if not any(map(_is_minimised, metrics.values())):
+        names = ", ".join(metrics)
+        return f"{names}, of which none has a gradient: is it computed from the weights?"
+    return ""
+
+
 def put_step_metrics(
     metrics: Metrics, data_time: float, iteration: int, prefix: str = "", is_stored: bool = True
 ) -> tuple[float | torch.Tensor, Numbers]:

@@ -3,10 +3,9 @@
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,15 +26,6 @@ from engine.utils.suggest import hint_at
 from engine.utils.unique_names import unique_names
 
 KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
-
-
-@dataclass
-class _Cursor:
-    """How far one writer has read."""
-
-    scalars: dict[str, int] = field(default_factory=dict)
-    images: int = 0
-    histograms: int = 0
 
 
 class EventStorage:
@@ -69,9 +59,8 @@ class EventStorage:
         self._listeners: dict[str, Callable[..., None]] = {}
         self._images = MediaQueue("images")
         self._samples = MediaQueue("histograms")
-        self._cursors: WeakKeyDictionary[object, _Cursor] = WeakKeyDictionary()
-        self._media_readers: WeakSet[object] = WeakSet()
-        self._last_media = int(start_iter)  # the iteration in which some were put last
+        # By reader and name, how many values of a scalar it has had.
+        self._cursors: WeakKeyDictionary[object, dict[str, int]] = WeakKeyDictionary()
         self._saved_cursors: dict[str, dict[str, int]] = {}
         self._over_ranks: OverRanks | None = None
 
@@ -118,8 +107,8 @@ class EventStorage:
     def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
         """Keep an image for the writers: CHW or HWC, uint8 or float in [0, 1] or [0, 255]."""
         name = self._log.prefix + img_name
-        self._drop_media_of_earlier_iterations()
-        self._images.put((name, as_image(name, img_tensor), self._log.iteration))
+        iteration = self._log.iteration
+        self._images.put((name, as_image(name, img_tensor), iteration), iteration)
 
     def put_histogram(
         self, hist_name: str, hist_tensor: torch.Tensor | np.ndarray, bins: int = 1000
@@ -128,8 +117,8 @@ class EventStorage:
         name = self._log.prefix + hist_name
         if bins < 1:
             raise ValueError(f"histogram {name!r} needs at least one bin, got {bins}")
-        self._drop_media_of_earlier_iterations()
-        self._samples.put((name, as_samples(name, hist_tensor), bins, self._log.iteration))
+        iteration = self._log.iteration
+        self._samples.put((name, as_samples(name, hist_tensor), bins, iteration), iteration)
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
@@ -218,7 +207,7 @@ class EventStorage:
 
         Each reader has its own cursor, so a value put after a write is in the next one.
         """
-        seen = self._cursor(reader).scalars
+        seen = self._cursor(reader)
         records: dict[int, dict[str, float]] = {}
         readings = self._readings(window_size or self.smoothing_window)
         for name, (value, iteration, count) in readings.items():
@@ -235,39 +224,34 @@ class EventStorage:
         late = [name for name, (_, at) in self.latest().items() if at >= iteration]
         for reader in readers:
             for name in late:
-                self._cursor(reader).scalars.pop(name, None)
+                self._cursor(reader).pop(name, None)
         return bool(late)
 
     def unwritten_images(self, reader: object) -> list[tuple[str, torch.Tensor, int]]:
         """Name, CHW uint8 image and iteration of the images put since `reader` last asked."""
-        cursor = self._media_cursor(reader)
-        entries, cursor.images = self._images.since(cursor.images)
-        return [(name, as_uint8(image), at) for name, image, at in entries]
+        return [(name, as_uint8(image), at) for name, image, at in self._images.take(reader)]
 
     def unwritten_histograms(self, reader: object) -> list[dict]:
         """As arguments of `SummaryWriter.add_histogram_raw`, those since `reader` last asked."""
-        cursor = self._media_cursor(reader)
-        entries, cursor.histograms = self._samples.since(cursor.histograms)
-        return [summarize_histogram(*entry) for entry in entries]
+        return [summarize_histogram(*entry) for entry in self._samples.take(reader)]
 
     def expect_media_reader(self, reader: object) -> None:
         """Keep images and histograms until `reader` has had them, though it has not asked yet."""
-        self._media_readers.add(reader)
-        self._cursor(reader)
+        self._images.expect(reader)
+        self._samples.expect(reader)
 
     def drop_read_media(self) -> None:
-        """Forget the images and histograms that all who ever asked for some have had."""
-        cursors = [self._cursors[reader] for reader in self._media_readers]
-        self._images.drop_first(min([c.images for c in cursors], default=self._images.count))
-        self._samples.drop_first(min([c.histograms for c in cursors], default=self._samples.count))
+        """Forget the images and histograms that all who take some have had."""
+        self._images.drop_read()
+        self._samples.drop_read()
 
     def clear_images(self) -> None:
         """Forget the images, whoever has had them."""
-        self._images.drop_first(self._images.count)
+        self._images.clear()
 
     def clear_histograms(self) -> None:
         """Forget the histograms, whoever has had them."""
-        self._samples.drop_first(self._samples.count)
+        self._samples.clear()
 
     def sync(self) -> None:
         """Sort what was put into the histories; tensors become numbers in one transfer a device."""
@@ -341,7 +325,7 @@ class EventStorage:
         notes.pop("early_stop", None)  # it ended this run, not the one that goes on from here
         names = unique_names(self._cursors)
         readers = zip(names, self._cursors.values(), strict=True)
-        cursors = {name: dict(cursor.scalars) for name, cursor in readers}
+        cursors = {name: dict(cursor) for name, cursor in readers}
         return {
             "notes": notes,
             "scalars": {
@@ -396,11 +380,11 @@ class EventStorage:
 
     @property
     def _vis_data(self) -> list[tuple[str, torch.Tensor, int]]:
-        return [(name, as_uint8(image), at) for name, image, at in self._images.since(0)[0]]
+        return [(name, as_uint8(image), at) for name, image, at in self._images.all()]
 
     @property
     def _histograms(self) -> list[dict]:
-        return [summarize_histogram(*entry) for entry in self._samples.since(0)[0]]
+        return [summarize_histogram(*entry) for entry in self._samples.all()]
 
     def _readings(self, window: int) -> dict[str, tuple[float, int, int]]:
         """The value to show, its iteration and the number of values of each scalar."""
@@ -417,24 +401,14 @@ class EventStorage:
     def _new_history(self) -> HistoryBuffer:
         return HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up)
 
-    def _media_cursor(self, reader: object) -> _Cursor:
-        self._media_readers.add(reader)
-        return self._cursor(reader)
-
-    def _drop_media_of_earlier_iterations(self) -> None:
-        # Not as soon as they are read: other writers may be about to read them.
-        if self._media_readers and self._log.iteration != self._last_media:
-            self.drop_read_media()
-        self._last_media = self._log.iteration
-
-    def _cursor(self, reader: object) -> _Cursor:
+    def _cursor(self, reader: object) -> dict[str, int]:
         try:
             return self._cursors[reader]
         except KeyError:
-            cursor = self._cursors[reader] = _Cursor()
+            self._cursors[reader] = {}
             name = unique_names(self._cursors)[-1]
-            cursor.scalars.update(self._saved_cursors.get(name, {}))
-            return cursor
+            self._cursors[reader] = dict(self._saved_cursors.get(name, {}))
+            return self._cursors[reader]
 
 
 _put_scalar = EventStorage.put_scalar

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from engine.checkpoint import CheckpointError
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel.fsdp import reshard, shard_like
@@ -104,7 +105,7 @@ class EMAHook(HookBase):
         ]
         if problems:
             more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-            raise ValueError(
+            raise CheckpointError(
                 "the saved average of EMAHook does not fit the model or its `buffers`: "
                 f"{'; '.join(problems[:5])}{more}. Resume with what was saved, or start a new run."
             )

@@ -17,10 +17,12 @@ class Best:
 
     `metric` is "+name" (higher is better), "-name" (lower is), or "name" with `mode`, "max" unless
     given. The name may be the end of one: "+accuracy" for `classification/accuracy`. A value must
-    beat the best by more than `min_delta`.
+    beat the best by more than `min_delta`. `without` says what a missing metric leads to.
     """
 
-    def __init__(self, metric: str, mode: Mode | None = None, min_delta: float = 0.0) -> None:
+    def __init__(
+        self, metric: str, mode: Mode | None = None, min_delta: float = 0.0, *, without: str = ""
+    ) -> None:
         modes: dict[str, Mode] = {"+": "max", "-": "min"}
         sign = modes.get(metric[:1])
         if mode not in (None, *get_args(Mode)):
@@ -38,6 +40,7 @@ class Best:
         self.min_delta = min_delta
         self.value: float | None = None
         self.iteration: int | None = None
+        self._without = without
         self._warned_of: set[tuple[str, ...]] = set()  # names of results without the metric
 
     def name_in(self, results: Mapping[str, float]) -> str | None:
@@ -70,7 +73,9 @@ class Best:
             hint = f"which one is meant: {', '.join(names)}?"
         else:
             hint = did_you_mean(self.metric, results) or f"there are: {', '.join(results) or '-'}"
-        logger.warning("No metric %r at iteration %d; %s", self.metric, iteration, hint)
+        consequence = f": {self._without}" if self._without else ""
+        where = f"at iteration {iteration}{consequence}"
+        logger.warning("No metric %r %s; %s", self.metric, where, hint)
 
     def _is_better(self, value: float) -> bool:
         if self.value is None:

@@ -1,6 +1,7 @@
 """BestCheckpointer: keeps the best weights so far."""
 
 import logging
+import os
 from contextlib import suppress
 from typing import Any
 
@@ -36,7 +37,7 @@ class BestCheckpointer(HookBase):
     ) -> None:
         self._period = read_period(eval_period)
         self._checkpointer = checkpointer
-        self._best = Best(val_metric, mode)
+        self._best = Best(val_metric, mode, without="no best checkpoint is saved")
         self._file_prefix = file_prefix
         self._results: dict[str, Any] = {}  # of evaluations since the last look
         self._was_evaluated = False  # since then
@@ -56,6 +57,15 @@ class BestCheckpointer(HookBase):
     def best_iter(self) -> int | None:
         """The iteration that gave it."""
         return self._best.iteration
+
+    def describe(self) -> str:
+        """Which value was the best, and where it was saved."""
+        if self._best.value is None:
+            return f"There is no best checkpoint: no evaluation had {self._best.metric!r}"
+        ending = "" if saves_shards(self._checkpointer) else ".pth"
+        path = os.path.join(self._checkpointer.save_dir, self._file_prefix + ending)
+        value, iteration = self._best.value, self._best.iteration
+        return f"The best {self._best.metric} was {value:.5f} at iteration {iteration}: {path}"
 
     def after_eval(self, results: dict[str, Any]) -> None:
         self._was_evaluated = True

@@ -20,7 +20,7 @@ class EarlyStopping(HookBase):
     ) -> None:
         if patience < 1:
             raise ValueError(f"patience must be 1 evaluation or more, got {patience}")
-        self.best = Best(metric, mode, min_delta)
+        self.best = Best(metric, mode, min_delta, without="EarlyStopping cannot act")
         self.patience = patience
         self.waited = 0
 

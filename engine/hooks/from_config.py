@@ -1,12 +1,16 @@
 """Hooks that follow from a config alone."""
 
 import inspect
+import logging
 import re
 from typing import Any
 
 from engine import hooks
 from engine.config import CfgNode, ConfigError, check_arguments, naming
+from engine.utils.periods import Period
 from engine.utils.registry import Registry, find, locate
+
+logger = logging.getLogger(__name__)
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -56,6 +60,8 @@ def build_early_stopping(cfg: CfgNode) -> hooks.HookBase | None:
     stopping = cfg.EARLY_STOPPING
     if not stopping.METRIC:
         return None
+    if Period(cfg.TEST.EVAL_PERIOD).is_never:
+        logger.warning("EARLY_STOPPING cannot act: TEST.EVAL_PERIOD is %s", cfg.TEST.EVAL_PERIOD)
     with naming("EARLY_STOPPING.METRIC"):
         return hooks.EarlyStopping(stopping.METRIC, stopping.PATIENCE, min_delta=stopping.MIN_DELTA)
 

@@ -1,5 +1,6 @@
 """HookList: the hooks of a trainer in their order, called point by point and timed."""
 
+import difflib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class HookList:
         for hook in hooks:
             if not isinstance(hook, HookBase):
                 raise TypeError(f"a hook must be a HookBase, got {type(hook).__name__}: {hook!r}")
+            _warn_of_misspelt_points(hook)
             hook.priority = Priority.parse(hook.priority if priority is None else priority)
         self.hooks.extend(hooks)
         self.hooks.sort(key=lambda hook: hook.priority)
@@ -211,6 +213,18 @@ def _short(name: str) -> str:
 
 def _table(rows: Sequence[tuple[Any, ...]], headers: Sequence[str]) -> str:
     return tabulate(rows, headers, floatfmt=".3f", maxcolwidths=[None, None, POINTS_WIDTH])
+
+
+def _warn_of_misspelt_points(hook: HookBase) -> None:
+    for name in set(dir(type(hook))) - set(dir(HookBase)):
+        close = difflib.get_close_matches(name, POINTS, n=1, cutoff=0.9)
+        if close and not _overrides(hook, close[0]):
+            logger.warning(
+                "%s has a method %s, which is never called: is %s meant?",
+                type(hook).__name__,
+                name,
+                close[0],
+            )
 
 
 def _overrides(hook: HookBase, point: str) -> bool:

@@ -62,9 +62,20 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
     """
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if not _IS_KNOWN or profiler._is_profiler_enabled or self._delay_all_reduce_all_params:
-            return super().forward(*inputs, **kwargs)
-        inputs, kwargs = self._pre_forward(*inputs, **kwargs)
+        try:
+            if not _IS_KNOWN or profiler._is_profiler_enabled or self._delay_all_reduce_all_params:
+                return super().forward(*inputs, **kwargs)
+            inputs, kwargs = self._pre_forward(*inputs, **kwargs)
+        except RuntimeError as error:
+            if "find_unused_parameters" not in str(error):
+                raise
+            named = self.module.named_parameters()
+            unused = [name for name, p in named if p.requires_grad and p.grad is None]
+            raise RuntimeError(
+                "parameters got no gradient in the last step: "
+                f"{', '.join(unused) or '(those of another process)'}. Use them, freeze them, or "
+                "set PARALLEL.DDP.FIND_UNUSED_PARAMETERS (find_unused_parameters=True)"
+            ) from error
         return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
 
 

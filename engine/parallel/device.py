@@ -16,7 +16,11 @@ def choose_device(name: str = "auto") -> torch.device:
     alone = comm.get_world_size() == 1
     if name == "auto":
         name = "mps" if alone and _is_available("mps") else find_accelerator() or "cpu"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        known = "'auto', 'cuda', 'mps', 'xpu' or 'cpu'"
+        raise ValueError(f"{name!r} is no device; use {known}") from None
     if not _is_available(device.type):
         raise ValueError(f"this machine or this build of torch has no device {name!r}; use 'auto'")
     if device.type == "mps" and not alone:

@@ -44,7 +44,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """
     solver, options = cfg.SOLVER, cfg.SOLVER.OPTIMIZER
     options = {"NAME": options} if isinstance(options, str) else options
-    rules = parse_param_rules(solver.PARAM_RULES)
+    with naming("SOLVER.PARAM_RULES"):
+        rules = parse_param_rules(solver.PARAM_RULES)
     optimizer_class = get_optimizer_class(options["NAME"])
     arguments = _arguments(solver, options, optimizer_class)
     for rule in rules:

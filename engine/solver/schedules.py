@@ -34,6 +34,10 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRMultiplier:
     if max_iter < 1:
         raise ConfigError(f"SOLVER.MAX_ITER must be at least 1, got {solver.MAX_ITER!r}")
     lr_curve = _Settings(solver, max_iter).build(solver.LR_SCHEDULER_NAME)
+    highest = max(lr_curve(place / 200) for place in range(200))
+    if highest < 0.5:
+        message = "The learning rate never exceeds %.2g × BASE_LR in this run of %d iterations"
+        logger.warning(message, highest, max_iter)
     momentum_curve = None
     if momentum.NAME:
         momentum_curve = _Settings(momentum, max_iter).build(momentum.NAME)
@@ -72,8 +76,10 @@ class _Settings:
         if warmup_iters <= 0:
             return curve
         if warmup_iters >= self.max_iter:
-            message = "WARMUP_ITERS is %d and the run ends at %d: all of it is warm-up"
-            logger.warning(message, warmup_iters, self.max_iter)
+            shorter = max(self.max_iter // 10, 1)
+            message = "WARMUP_ITERS is %d and the run ends at %d: the warm-up is shortened to %d"
+            logger.warning(message, warmup_iters, self.max_iter, shorter)
+            warmup_iters = shorter
         return WarmupParamScheduler(
             curve,
             self.start,

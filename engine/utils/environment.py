@@ -8,8 +8,10 @@ import os
 import platform
 import random
 import re
+import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +23,10 @@ _PACKAGES = ("numpy", "fvcore", "iopath", "yacs", "omegaconf", "tensorboard")
 _VARIABLES = re.compile(
     r"(OMP|MKL|KMP|CUDA|NCCL|GLOO|TORCH|PYTORCH|MASTER)_\w+|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE"
 )
+
+_CODE = re.compile(r"\.(py|ya?ml|toml|cfg|ini|sh|ipynb|cu|cpp|h)$")
+_COPY = re.compile(r"(^|/)code_\d{8}_\d{6}/")  # of this function
+MOST_FILES = 500
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +89,22 @@ def git_state(folder: str | os.PathLike[str] = ".") -> dict[str, str]:
         }
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"error": str(error)}
+
+
+def copy_untracked_files(target: str, folder: str | os.PathLike[str] = ".") -> None:
+    """Copy the code around `folder` that git neither knows nor ignores, and that is in no diff, to
+    `target/untracked`."""
+    try:
+        root = _git(folder, "rev-parse", "--show-toplevel").stdout.strip()
+        listed = _git(root or folder, "ls-files", "--others", "--exclude-standard", "-z").stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    names = [name for name in listed.split("\0") if _CODE.search(name) and not _COPY.search(name)]
+    for name in names[:MOST_FILES]:
+        copy = os.path.join(target, "untracked", name)
+        with suppress(OSError):  # it may be gone by now
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            shutil.copyfile(os.path.join(root, name), copy)
 
 
 def _git(folder: str | os.PathLike[str], *command: str) -> subprocess.CompletedProcess[str]:

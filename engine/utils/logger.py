@@ -167,6 +167,11 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         record = copy.copy(record)  # the other handlers get it as it came
+        if self.is_console and getattr(record, "is_raised", False) and record.exc_info:
+            # Python will print its traceback when the program ends.
+            error = record.exc_info[1]
+            record.msg = f"{record.getMessage()}: {type(error).__name__}: {error}"
+            record.args, record.exc_info, record.exc_text = (), None, None
         if record.name.startswith(self.name):
             record.name = (self.shown_name + record.name[len(self.name) :]).lstrip(".")
         words = [f"[{self.formatTime(record, self.datefmt)}"]

@@ -28,6 +28,11 @@ class Period:
         """Whether it is one of seconds, minutes or hours."""
         return self._seconds > 0
 
+    @property
+    def is_never(self) -> bool:
+        """Whether it is one of 0."""
+        return not (self._iterations or self._epochs or self._seconds)
+
     def is_due(self, clock: Clock) -> bool:
         """Whether a period ends with the clock's current iteration. Ask once an iteration."""
         if self._iterations:

@@ -1,5 +1,7 @@
 import pytest
+from torch import nn
 
+from engine.checkpoint import Checkpointer
 from engine.checkpoint.last_checkpoint import begin_run, has_begun_anew, tag_last
 
 
@@ -19,3 +21,12 @@ def test_where_nothing_was_saved_nothing_is_noted(tmp_path):
     begin_run(str(tmp_path))
     begin_run(str(tmp_path / "missing"))
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_a_run_that_begins_anew_where_another_has_saved_says_so(tmp_path, log):
+    model = nn.Linear(1, 1)
+    Checkpointer(model, tmp_path / "new").begin_run()
+    assert log.text == ""
+    Checkpointer(model, tmp_path).save("model_0000009")
+    Checkpointer(model, tmp_path).begin_run()
+    assert f"{tmp_path} has checkpoints of an earlier run. This one begins anew" in log.text

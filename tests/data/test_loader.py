@@ -193,3 +193,15 @@ def test_workers_can_be_seeded_for_loaders_made_elsewhere():
 
 def test_train_loaders_are_found_by_name():
     assert TRAIN_LOADER_REGISTRY.get("build_train_loader") is build_train_loader
+
+
+def test_samples_that_cannot_be_stacked_are_told_with_what_to_do():
+    samples = [{"image": torch.zeros(2)}, {"image": torch.zeros(3)}]
+    loader = build_test_loader(samples, batch_size=2)
+    with pytest.raises(RuntimeError, match=r"cannot be stacked: (.|\n)*DATALOADER.COLLATE"):
+        next(iter(loader))
+
+
+def test_a_data_set_smaller_than_a_batch_is_told(log):
+    build_train_loader([1, 2, 3], total_batch_size=4, seed=0)
+    assert "The data set has 3 samples, and a batch 4" in log.text

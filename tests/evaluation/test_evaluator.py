@@ -194,7 +194,7 @@ def test_the_first_batches_are_not_in_the_times(log, clock):
     inference_on_dataset(clock.take, loader(), None)
     assert log.messages[-1] == (
         "Evaluated 8 batches in 0:08:34: "
-        "3.0000 s a batch (data 1.0000, compute 2.0000, eval 0.0000)."
+        "3.0000 s a batch (data 1.0000, compute 2.0000, eval 0.0000)"
     )
 
 

@@ -207,3 +207,15 @@ def test_a_last_evaluation_that_fails_leaves_the_trained_weights(model, batches,
     assert averaged != trained[-1]
     lines = (tmp_path / "metrics.json").read_text().splitlines()
     assert json.loads(lines[-1])["iteration"] == 9
+
+
+def test_what_was_best_can_be_told(model, batches, tmp_path, log):
+    hook = BestCheckpointer(10, Checkpointer(model, tmp_path), "+test/score")
+    best_run(model, batches, [0.3, 0.5, 0.4, 0.2], hook).train(0, 40)
+    assert hook.describe() == (
+        f"The best test/score was 0.50000 at iteration 19: {tmp_path}/model_best.pth"
+    )
+    hook = BestCheckpointer(10, Checkpointer(model, tmp_path / "other"), "+test/skore")
+    best_run(model, batches, [0.3, 0.5, 0.4, 0.2], hook).train(0, 40)
+    assert hook.describe() == "There is no best checkpoint: no evaluation had 'test/skore'"
+    assert "No metric 'test/skore' at iteration 9: no best checkpoint is saved; did you" in log.text

@@ -225,3 +225,16 @@ def test_later_errors_are_logged_with_their_traceback(log):
     (record,) = log.records
     assert record.message == "After that, another error came: OSError: no space left"
     assert record.exc_info[1] is later
+
+
+def test_a_misspelt_point_is_told(log):
+    class Hook(HookBase):
+        def after_stepp(self):
+            pass
+
+        def after_step_of_mine(self):
+            pass
+
+    HookList().add([Hook()], None)
+    assert "Hook has a method after_stepp, which is never called: is after_step meant?" in log.text
+    assert "after_step_of_mine" not in log.text

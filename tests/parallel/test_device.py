@@ -35,7 +35,7 @@ def test_each_process_of_a_machine_takes_the_accelerator_of_its_local_rank(monke
 
 
 def test_a_name_that_torch_does_not_know_is_refused():
-    with pytest.raises(RuntimeError, match="gpu"):
+    with pytest.raises(ValueError, match="'gpu' is no device; use 'auto', 'cuda'"):
         choose_device("gpu")
 
 

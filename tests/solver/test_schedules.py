@@ -111,8 +111,15 @@ def test_lengths_may_be_given_in_epochs():
 @pytest.mark.parametrize("warmup", [100, 1000])
 def test_a_warm_up_as_long_as_the_run_or_longer_is_cut_with_a_warning(cfg, caplog, warmup):
     cfg.SOLVER.WARMUP_ITERS = warmup
-    assert factors(cfg)[99] == pytest.approx(0.001 + 0.999 * 0.99)
-    assert f"WARMUP_ITERS is {warmup} and the run ends at 100" in caplog.text
+    assert factors(cfg)[10] == 1.0
+    message = f"WARMUP_ITERS is {warmup} and the run ends at 100: the warm-up is shortened to 10"
+    assert message in caplog.text
+
+
+def test_a_learning_rate_that_is_low_all_the_time_is_told(cfg, caplog):
+    cfg.SOLVER.merge_from_list(["LR_SCHEDULER_NAME", "WarmupCosineLR", "WARMUP_ITERS", 80])
+    build_lr_scheduler(cfg, optimizer())
+    assert "The learning rate never exceeds 0.095 × BASE_LR in this run of 100" in caplog.text
 
 
 @given(name=st.sampled_from([*SCHEDULES]), warmup=st.integers(0, 150), rescale=st.booleans())

@@ -1,0 +1,9 @@
+"""Errors that say all that a user has to know: which setting, name or file, and what to do."""
+
+from engine.checkpoint import CheckpointError
+from engine.config import ConfigError
+from engine.utils.claims import FolderInUseError
+from engine.utils.registry import UnknownNameError
+
+MISTAKES = (CheckpointError, ConfigError, FolderInUseError, UnknownNameError)
+"""A traceback adds nothing to them."""
