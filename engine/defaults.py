@@ -223,6 +223,12 @@ class DefaultTrainer(TrainerBase):
         on = {name: node.ENABLED for name, node in cfg.DEFAULT_HOOKS.items()}
         is_main = comm.is_main_process()
         keep = cfg.CHECKPOINT.KEEP_LAST or None
+        make_hook = partial(
+            build_hook,
+            checkpointer=self.checkpointer,
+            eval_period=cfg.TEST.EVAL_PERIOD,
+            output_dir=cfg.OUTPUT_DIR,
+        )
         # Bound to a proxy: a hook that held its trainer would keep the model from being freed.
         evaluate = partial(type(self)._evaluate, weakref.proxy(self))
         return [
@@ -241,7 +247,7 @@ class DefaultTrainer(TrainerBase):
             else None,
             build_time_limit(cfg),
             hooks.StopOnSignal() if on["StopOnSignal"] else None,
-            *map(build_hook, cfg.HOOKS),
+            *map(make_hook, cfg.HOOKS),
             build_watchdog(cfg),
             hooks.PeriodicWriter(
                 self.build_writers() if is_main else [], cfg.LOG_PERIOD, over_ranks=True

@@ -22,10 +22,12 @@ for _name in hooks.__all__:
         HOOK_REGISTRY.register(_offered)
 
 
-def build_hook(settings: dict[str, Any]) -> hooks.HookBase:
+def build_hook(settings: dict[str, Any], **offered: Any) -> hooks.HookBase:
     """A hook from an entry of HOOKS: {NAME: EMAHook, START: 500, PRIORITY: NORMAL}.
 
     A function among its arguments is named by its import path: {…, DRAW: package.module:draw}.
+    What is offered fills arguments of that name that the entry does not have, and that have no
+    default.
     """
     if not isinstance(settings, dict) or "NAME" not in settings:
         raise ConfigError(f"an entry of HOOKS is {{NAME: …, and arguments}}, got {settings!r}")
@@ -34,6 +36,9 @@ def build_hook(settings: dict[str, Any]) -> hooks.HookBase:
     hook_class = find(HOOK_REGISTRY, arguments.pop("name"))
     check_arguments(hook_class, arguments, "HOOKS")
     where = f"HOOKS: {settings['NAME']}"
+    for name, parameter in inspect.signature(hook_class).parameters.items():
+        if name in offered and parameter.default is parameter.empty:
+            arguments.setdefault(name, offered[name])
     signature = inspect.signature(hook_class)
     try:
         signature.bind(**arguments)

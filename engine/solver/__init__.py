@@ -15,6 +15,7 @@ from engine.solver.param_groups import (
 )
 from engine.solver.param_rules import ParamRule, freeze_parameters, parse_param_rules
 from engine.solver.schedules import build_lr_scheduler
+from engine.solver.warmup import WarmupCosineLR, WarmupMultiStepLR
 
 __all__ = [
     "GradientClipper",
@@ -22,6 +23,8 @@ __all__ = [
     "LRScheduler",
     "LayerDecay",
     "ParamRule",
+    "WarmupCosineLR",
+    "WarmupMultiStepLR",
     "WarmupParamScheduler",
     "build_gradient_clipper",
     "build_lr_scheduler",

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from engine import hooks
+from engine.checkpoint import Checkpointer
 from engine.config import ConfigError, get_cfg
 from engine.hooks.from_config import (
     build_early_stopping,
@@ -68,3 +69,13 @@ def test_a_wrong_duration_names_its_key(key):
     cfg.merge_from_list([key, "soon"])
     with pytest.raises(ConfigError, match=f"{key}: .*soon"):
         (build_time_limit if key == "TIME_LIMIT" else build_watchdog)(cfg)
+
+
+def test_what_a_hook_needs_and_is_not_given_is_filled_in(tmp_path):
+    checkpointer = Checkpointer(torch.nn.Linear(1, 1), tmp_path)
+    offered = {"checkpointer": checkpointer, "eval_period": 7, "output_dir": str(tmp_path)}
+    entry = {"NAME": "BestCheckpointer", "VAL_METRIC": "-loss", "FILE_PREFIX": "lowest"}
+    hook = build_hook(entry, **offered)
+    assert (hook._checkpointer, hook._period) == (checkpointer, 7)
+    assert build_hook({**entry, "EVAL_PERIOD": 3}, **offered)._period == 3
+    assert build_hook({"NAME": "EMAHook"}, **offered).average == {}
