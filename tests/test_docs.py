@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import get_cfg
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -31,3 +33,13 @@ def test_links_between_pages_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_settings_of_a_page_are_known(page, tmp_path):
+    for number, text in enumerate(
+        re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.M | re.S)
+    ):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(text)
+        get_cfg().merge_from_file(file)

@@ -191,11 +191,13 @@ def test_going_back_to_a_state_goes_back_in_the_data():
 
 
 def test_a_state_without_the_loaders_is_taken_too():
-    trainer = make_trainer(Numbered(lambda weight, batch: weight * batch), Stateful(), 1e-3)
+    model = Numbered(lambda weight, batch: weight * batch)
+    trainer = make_trainer(model, Stateful(), 1e-3)
     state = trainer.state_dict()
     del state["data_loader"]
     trainer.load_state_dict(state)
     trainer.train(0, 1)
+    assert len(model.batches) == 1
 
 
 def test_the_training_loader_of_the_engine_makes_a_resumed_run_the_same():

@@ -46,7 +46,9 @@ def test_a_file_without_an_entry_is_loaded(tmp_path):
     model = nn.Linear(3, 3)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
     save(tmp_path, "model")
-    Checkpointer(nn.Linear(3, 3)).load(str(tmp_path / "weights.pth"))
+    other = nn.Linear(3, 3)
+    Checkpointer(other).load(str(tmp_path / "weights.pth"))
+    assert torch.equal(other.weight, model.weight)
 
 
 def test_a_process_that_dies_before_or_after_the_renaming_leaves_a_listed_file(tmp_path):

@@ -170,6 +170,9 @@ def test_new_names_of_another_thread_do_not_disturb_a_reader():
     finally:
         stop.set()
         thread.join()
+    new = [name for name in storage.latest() if name.startswith("new ")]
+    assert new == [f"new {number}" for number in range(len(new))]
+    assert len(storage.latest()) == 50 + len(new)
 
 
 def test_log_period_is_the_window_where_none_is_given():

@@ -38,6 +38,7 @@ def test_functions_that_are_not_given_are_not_called():
     trainer = Steps()
     trainer.register_hooks([CallbackHook(), CallbackHook(before_train=None)])
     trainer.train(0, 1)
+    assert not any(trainer._hook_list.calls.values())
 
 
 def test_a_mistyped_point_is_refused_with_those_there_are():
