@@ -33,7 +33,7 @@ setup(
     extras_require={
         "digits": digits,
         "export": export,
-        "trackers": ["wandb>=0.16", "mlflow>=2.9", "trackio>=0.2"],
+        "trackers": ["mlflow>=2.14", "trackio>=0.2", "wandb>=0.17"],
         "dev": [
             *digits,
             *export,

@@ -63,6 +63,7 @@ from engine.solver import (
 )
 from engine.solver.scaling import lengths_in_iterations, scale_to_processes
 from engine.startup import (
+    build_writer,
     check_space_for_checkpoints,
     default_argument_parser,
     default_setup,
@@ -257,8 +258,11 @@ class DefaultTrainer(TrainerBase):
         ]
 
     def build_writers(self) -> list[EventWriter]:
-        """The console, metrics.json and TensorBoard."""
-        return default_writers(self.cfg.OUTPUT_DIR, self.max_iter)
+        """The console, metrics.json and TensorBoard, then those of WRITERS."""
+        return [
+            *default_writers(self.cfg.OUTPUT_DIR, self.max_iter),
+            *(build_writer(self.cfg, settings) for settings in self.cfg.WRITERS),
+        ]
 
     # --- what subclasses override -----------------------------------------------------------
 

@@ -15,9 +15,11 @@ import torch
 from torch import nn
 
 from engine.checkpoint import begin_run, has_checkpoints
-from engine.config import CfgNode, ConfigError, track_reads
+from engine.config import CfgNode, ConfigError, build_entry, track_reads
+from engine.config.yaml_text import load_yaml
 from engine.elastic import LaunchError
 from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+from engine.events.trackers import MLflowWriter, TrackerWriter, TrackioWriter, WandbWriter
 from engine.launch import may_restart, was_restarted
 from engine.mistakes import MISTAKES
 from engine.parallel import comm
@@ -35,8 +37,14 @@ from engine.utils.faults import report_faults_to
 from engine.utils.files import PathManager, atomic_write, is_remote
 from engine.utils.lengths import to_iterations
 from engine.utils.logger import setup_logger
+from engine.utils.registry import Registry
 
 logger = logging.getLogger(__name__)
+
+WRITER_REGISTRY = Registry("WRITER")
+"""Writers that a config names in WRITERS."""
+for _writer in (MLflowWriter, TrackioWriter, WandbWriter):
+    WRITER_REGISTRY.register(_writer)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -172,6 +180,21 @@ def default_writers(output_dir: str, max_iter: int | None = None) -> list[EventW
         JSONWriter(os.path.join(output_dir, "metrics.json")),
         TensorboardXWriter(output_dir),
     ]
+
+
+def build_writer(cfg: CfgNode, settings: dict[str, Any]) -> EventWriter:
+    """A writer from an entry of WRITERS: {NAME: WandbWriter, PROJECT: digits}.
+
+    Trackers show the run's config, unless the entry has another.
+    """
+    offered = {"output_dir": cfg.OUTPUT_DIR}
+    try:
+        writer = build_entry("WRITERS", settings, WRITER_REGISTRY, offered)
+    except ImportError as error:
+        raise ConfigError(f"WRITERS: {error}") from error
+    if isinstance(writer, TrackerWriter):
+        writer.config = writer.config or load_yaml(cfg.dump(), "config")
+    return writer
 
 
 def check_space_for_checkpoints(

@@ -123,8 +123,8 @@ def killed_once(tmp_path_factory):
 @pytest.mark.parametrize(
     ("program", "end"),
     [
-        ("return_on_one_rank", "Before that, rank 1 had come to the end of its program"),
-        ("return_in_training", "Before that, rank 1 had come to the end of its program"),
+        ("return_on_one_rank", "Before that, rank 1 had come to the end of the program"),
+        ("return_in_training", "Before that, rank 1 had come to the end of the program"),
         ("fail_beside_a_thread", "ZeroDivisionError: the error of rank 1"),
     ],
 )

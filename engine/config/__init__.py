@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config.configurable import configurable
 from engine.config.defaults import get_cfg
 from engine.config.differences import config_differences
+from engine.config.entries import build_entry
 from engine.config.errors import ConfigError, check_arguments, naming
 from engine.config.instantiate import instantiate
 from engine.config.node import CfgNode
@@ -23,6 +24,7 @@ __all__ = [
     "Length",
     "OneOf",
     "Within",
+    "build_entry",
     "check_arguments",
     "config_differences",
     "config_template",

@@ -34,6 +34,9 @@ _C.VIS_PERIOD = Within(0, low=0)
 _C.TIME_LIMIT = ""
 # Hooks beside the default ones, each {NAME: EMAHook, PRIORITY: NORMAL, and the hook's arguments}.
 _C.HOOKS = []
+# Writers beside the console, metrics.json and TensorBoard: {NAME: WandbWriter, PROJECT: digits} and
+# so on, with the arguments of each.
+_C.WRITERS = []
 
 # The model.
 _C.MODEL = CN()

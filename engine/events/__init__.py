@@ -6,6 +6,7 @@ from engine.events.json_writer import JSONWriter
 from engine.events.printer import CommonMetricPrinter
 from engine.events.storage import EventStorage
 from engine.events.tensorboard import TensorboardXWriter
+from engine.events.trackers import MLflowWriter, TrackioWriter, WandbWriter
 from engine.events.writer import EventWriter
 
 __all__ = [
@@ -14,8 +15,11 @@ __all__ = [
     "EventWriter",
     "HistoryBuffer",
     "JSONWriter",
+    "MLflowWriter",
     "NoEventStorageError",
     "TensorboardXWriter",
+    "TrackioWriter",
+    "WandbWriter",
     "get_event_storage",
     "has_event_storage",
 ]

@@ -1,18 +1,14 @@
 """Hooks that follow from a config alone."""
 
-import inspect
 import logging
-import re
 from typing import Any
 
 from engine import hooks
-from engine.config import CfgNode, ConfigError, check_arguments, naming
+from engine.config import CfgNode, build_entry, naming
 from engine.utils.periods import Period
-from engine.utils.registry import Registry, find, locate
+from engine.utils.registry import Registry
 
 logger = logging.getLogger(__name__)
-
-IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 HOOK_REGISTRY = Registry("HOOK")
 """Hooks that a config names in HOOKS, beside those of `engine.hooks`."""
@@ -25,31 +21,15 @@ for _name in hooks.__all__:
 def build_hook(settings: dict[str, Any], **offered: Any) -> hooks.HookBase:
     """A hook from an entry of HOOKS: {NAME: EMAHook, START: 500, PRIORITY: NORMAL}.
 
-    A function among its arguments is named by its import path: {…, DRAW: package.module:draw}.
-    What is offered fills arguments of that name that the entry does not have, and that have no
-    default.
+    What is offered fills arguments of that name, as `build_entry` says.
     """
-    if not isinstance(settings, dict) or "NAME" not in settings:
-        raise ConfigError(f"an entry of HOOKS is {{NAME: …, and arguments}}, got {settings!r}")
-    arguments = {key.lower(): value for key, value in settings.items()}
-    priority = arguments.pop("priority", None)
-    hook_class = find(HOOK_REGISTRY, arguments.pop("name"))
-    check_arguments(hook_class, arguments, "HOOKS")
-    where = f"HOOKS: {settings['NAME']}"
-    for name, parameter in inspect.signature(hook_class).parameters.items():
-        if name in offered and parameter.default is parameter.empty:
-            arguments.setdefault(name, offered[name])
-    signature = inspect.signature(hook_class)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"{where}: {error}; its arguments are {signature}") from error
-    for key, value in arguments.items():
-        if isinstance(value, str) and IMPORT_PATH.fullmatch(value):
-            arguments[key] = locate(value)
-    with naming(where):
-        hook = hook_class(**arguments)
-        if priority is not None:
+    priority = None
+    if isinstance(settings, dict):
+        settings = dict(settings)
+        priority = settings.pop("PRIORITY", None)
+    hook = build_entry("HOOKS", settings, HOOK_REGISTRY, offered)
+    if priority is not None:
+        with naming(f"HOOKS: {settings['NAME']}"):
             hook.priority = hooks.Priority.parse(priority)
     return hook
 
