@@ -10,7 +10,7 @@ import torch
 from engine.events.history import Column
 from engine.events.scalar import as_scalar, fetch
 
-MAX_SCALARS = 10_000  # that wait for a reader before `when_full` is called
+MAX_ENTRIES = 3 * 10_000  # of scalars that wait for a reader; then `when_full` empties the log
 
 
 class SmoothingHintError(ValueError, AssertionError):
@@ -26,7 +26,6 @@ class ScalarLog:
 
     __slots__ = (
         "_cycle",
-        "_when_full",
         "entries",
         "has_tensors",
         "hints",
@@ -34,10 +33,11 @@ class ScalarLog:
         "iteration",
         "prefix",
         "restored",
+        "when_full",
     )
 
     def __init__(self, iteration: int, when_full: Callable[[], None] = lambda: None) -> None:
-        self._when_full = when_full
+        self.when_full = when_full
         self.entries: list = []
         self.has_tensors = False
         self.hints: dict[str, bool] = {}  # by name, the smoothing hint
@@ -59,7 +59,6 @@ class ScalarLog:
             value = as_scalar(self.prefix + name, value)
             if type(value) is not float:
                 self.has_tensors = True
-                self.limit()
         if self.hints_as_put.get(name, ...) is not smoothing_hint:
             name = self.full_name(name, smoothing_hint)
         entries = self.entries
@@ -67,13 +66,9 @@ class ScalarLog:
             entries += name, value, self.iteration
         else:
             entries += name, value, _checked_iteration(name, cur_iter)
-            self.limit()
+        if len(entries) > MAX_ENTRIES:
+            self.when_full()
         return value
-
-    def limit(self) -> None:
-        """Have the log emptied if it is full. Not in each put: a step has a few of them."""
-        if len(self.entries) > 3 * MAX_SCALARS:
-            self._when_full()
 
     def open_scope(self, prefix: str) -> None:
         """Put `prefix` before the names from now on; "" ends that."""

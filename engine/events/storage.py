@@ -21,7 +21,7 @@ from engine.events.media import (
 )
 from engine.events.notes import NeverSetError, plain_notes
 from engine.events.over_ranks import OverRanks
-from engine.events.scalar_log import ScalarLog
+from engine.events.scalar_log import MAX_ENTRIES, ScalarLog
 from engine.utils.suggest import hint_at
 from engine.utils.unique_names import unique_names
 
@@ -102,7 +102,8 @@ class EventStorage:
             if type(number) is not float:
                 log.has_tensors = True
             entries += name, number, iteration
-        self._log.limit()
+        if len(entries) > MAX_ENTRIES:
+            log.when_full()
 
     def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
         """Keep an image for the writers: CHW or HWC, uint8 or float in [0, 1] or [0, 255]."""
@@ -141,7 +142,6 @@ class EventStorage:
     @iter.setter
     def iter(self, value: int) -> None:
         self._log.iteration = int(value)
-        self._log.limit()
 
     @property
     def iteration(self) -> int:
@@ -151,7 +151,6 @@ class EventStorage:
     def step(self) -> None:
         """Go to the next iteration (only in a loop of your own: a trainer does it itself)."""
         self._log.iteration += 1
-        self._log.limit()
 
     # --- what writers and hooks take out ----------------------------------------------------
 
