@@ -45,8 +45,10 @@ class CommonMetricPrinter(EventWriter):
         fields = [f"iter: {storage.iter}"]
         recent_names = self._recent_names(storage, values)
         losses = [name for name in recent_names if "loss" in name]
-        if len(losses) == 2 and "total_loss" in losses and len({values[n] for n in losses}) == 1:
-            losses = ["total_loss"]  # the only loss is the sum of all
+        of_step = [name for name in losses if "/" not in name]  # not of an evaluation
+        if len(of_step) == 2 and "total_loss" in of_step and len({values[n] for n in of_step}) == 1:
+            of_step.remove("total_loss")
+            losses.remove(of_step[0])  # the only loss is the sum of all
         metrics = [name for name in recent_names if "[metric]" in name and "loss" not in name]
         fields += [f"{name}: {values[name][0]:.4g}" for name in losses + metrics]
         for name in ("time", "data_time"):

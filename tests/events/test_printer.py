@@ -152,6 +152,14 @@ def test_nan_and_infinity_are_shown_and_break_nothing(printed, value):
     assert "eta" not in line
 
 
+def test_the_only_loss_of_a_step_is_shown_as_their_sum(printed):
+    with EventStorage() as storage:
+        storage.put_scalars(total_loss=1.5, loss_cls=1.5)
+        storage.put_scalar("test/loss", 0.5, smoothing_hint=False)
+        CommonMetricPrinter().write()
+    assert printed() == [{"iter": "0", "total_loss": "1.5", "test/loss": "0.5"}]
+
+
 def test_other_names_are_not_shown(printed):
     with EventStorage() as storage:
         storage.put_scalars(acc=1.0, grad_norm=2.0)
