@@ -235,6 +235,7 @@ class DefaultTrainer(TrainerBase):
         return [
             hooks.IterationTimer() if on["IterationTimer"] else None,
             hooks.LRScheduler() if on["LRScheduler"] else None,
+            hooks.FirstStepCheck() if on["FirstStepCheck"] else None,
             build_ema(cfg),
             self._build_precise_bn_hook(),
             hooks.EvalHook(cfg.TEST.EVAL_PERIOD, evaluate) if on["EvalHook"] else None,

@@ -323,6 +323,10 @@ _C.DEFAULT_HOOKS.IterationTimer.ENABLED = True
 _C.DEFAULT_HOOKS.LRScheduler = CN()
 # False leaves it out.
 _C.DEFAULT_HOOKS.LRScheduler.ENABLED = True
+# Names parameters that do not learn, after the first backward pass.
+_C.DEFAULT_HOOKS.FirstStepCheck = CN()
+# False leaves it out.
+_C.DEFAULT_HOOKS.FirstStepCheck.ENABLED = True
 # Saves a checkpoint every SOLVER.CHECKPOINT_PERIOD and at the end.
 _C.DEFAULT_HOOKS.PeriodicCheckpointer = CN()
 # False leaves it out.

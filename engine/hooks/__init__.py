@@ -9,6 +9,7 @@ from engine.hooks.checkpointing import PeriodicCheckpointer
 from engine.hooks.early_stopping import EarlyStopping
 from engine.hooks.empty_cache import EmptyCacheHook
 from engine.hooks.evaluation import EvalHook
+from engine.hooks.first_step import FirstStepCheck
 from engine.hooks.freeze_gradients import FreezeGradients
 from engine.hooks.joint_period import JointPeriod
 from engine.hooks.lr_scheduler import LRScheduler
@@ -36,6 +37,7 @@ __all__ = [
     "EarlyStopping",
     "EmptyCacheHook",
     "EvalHook",
+    "FirstStepCheck",
     "FreezeGradients",
     "HookBase",
     "IterationTimer",

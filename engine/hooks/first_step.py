@@ -1,0 +1,51 @@
+"""FirstStepCheck: says which parameters do not learn, once, when it can be known."""
+
+import logging
+
+from engine.hooks.base import HookBase, Priority
+from engine.parallel import comm
+from engine.utils.wrapping import unwrap
+
+logger = logging.getLogger(__name__)
+
+SHOWN = 5  # names in a line
+
+
+class FirstStepCheck(HookBase):
+    """After the first backward pass, warns of trainable parameters that got no gradient, that are
+    not in the optimizer, or whose learning rate is 0 and stays so."""
+
+    priority = Priority.VERY_HIGH  # before hooks that change gradients
+
+    def before_train(self) -> None:
+        self._is_done = not comm.is_main_process()
+
+    def after_backward(self) -> None:
+        if not self._is_done:
+            self._is_done = True
+            self._report()
+
+    def _report(self) -> None:
+        model, optimizer = self.trainer.model, self.trainer.optimizer  # type: ignore[attr-defined]
+        trained = {n: p for n, p in unwrap(model).named_parameters() if p.requires_grad}
+        rates = {
+            parameter: group["lr"] or group.get("initial_lr", 0)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        findings = {
+            "got no gradient": [name for name, p in trained.items() if p.grad is None],
+            "are not in the optimizer": [name for name, p in trained.items() if p not in rates],
+            "have a learning rate of 0": [n for n, p in trained.items() if rates.get(p) == 0],
+        }
+        for finding, names in findings.items():
+            if names:
+                logger.warning(
+                    "Of %d trained parameters, %d %s: %s",
+                    len(trained),
+                    len(names),
+                    finding,
+                    ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else ""),
+                )
+        if not any(findings.values()):
+            logger.info("All %d trained parameters have a gradient and learn", len(trained))
