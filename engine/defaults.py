@@ -51,11 +51,13 @@ from engine.hooks.from_config import (
 from engine.modeling import build_model, load_weights
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
+from engine.parallel.fsdp import device_type_of
 from engine.parallel.strategy import prepare_model, wrap_model
 from engine.predictor import DefaultPredictor
 from engine.run_report import list_unread_keys, log_analysis, log_end
 from engine.simple_trainer import AMPTrainer, SimpleTrainer
 from engine.solver import (
+    build_grad_scaler,
     build_gradient_clipper,
     build_lr_scheduler,
     build_optimizer,
@@ -124,6 +126,8 @@ class DefaultTrainer(TrainerBase):
         }
         if cfg.SOLVER.AMP.ENABLED:
             options["precision"] = getattr(torch, cfg.SOLVER.AMP.PRECISION)
+            options["grad_scaler"] = build_grad_scaler(cfg, device_type_of(model))
+            options["log_grad_scaler"] = cfg.SOLVER.AMP.LOG_SCALE
             self._trainer: SimpleTrainer = AMPTrainer(model, data_loader, optimizer, **options)
         else:
             self._trainer = SimpleTrainer(model, data_loader, optimizer, **options)

@@ -22,6 +22,14 @@ def test_amp_runs_in_bfloat16(digits_cfg):
     assert all(p.dtype is torch.float32 for p in trainer.model.parameters())
 
 
+def test_the_loss_scale_of_float16_is_set_and_logged(digits_cfg):
+    options = ("ENABLED", True, "LOG_SCALE", True, "LOSS_SCALE.INIT", 4.0)
+    pairs = zip(options[::2], options[1::2], strict=True)
+    trainer = DefaultTrainer(digits_cfg(*(x for k, v in pairs for x in (f"SOLVER.AMP.{k}", v))))
+    trainer.train()
+    assert trainer.storage.latest()["[metric]grad_scaler"][0] == 4.0
+
+
 def test_an_unknown_precision_is_refused(digits_cfg):
     with pytest.raises(ConfigError, match=r"PRECISION is 'bf16'.*one of 'float16', 'bfloat16'"):
         DefaultTrainer(digits_cfg("SOLVER.AMP.ENABLED", True, "SOLVER.AMP.PRECISION", "bf16"))

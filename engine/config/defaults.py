@@ -214,6 +214,18 @@ _C.SOLVER.AMP = CN()
 _C.SOLVER.AMP.ENABLED = False
 # "float16" or "bfloat16".
 _C.SOLVER.AMP.PRECISION = OneOf("float16", "bfloat16")
+# Store the loss scale as a metric.
+_C.SOLVER.AMP.LOG_SCALE = False
+# What float16 multiplies the loss by.
+_C.SOLVER.AMP.LOSS_SCALE = CN()
+# The first scale.
+_C.SOLVER.AMP.LOSS_SCALE.INIT = 65536.0
+# Steps in a row with finite gradients after which the scale grows; 0 keeps it as it is.
+_C.SOLVER.AMP.LOSS_SCALE.GROWTH_INTERVAL = Within(2000, low=0)
+# What the scale is multiplied by then, above 1.
+_C.SOLVER.AMP.LOSS_SCALE.GROWTH_FACTOR = 2.0
+# What it is multiplied by after a step with infinite gradients, which is skipped; below 1.
+_C.SOLVER.AMP.LOSS_SCALE.BACKOFF_FACTOR = 0.5
 
 # Checkpoints; SOLVER.CHECKPOINT_PERIOD says how often.
 _C.CHECKPOINT = CN()

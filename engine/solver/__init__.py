@@ -6,6 +6,7 @@ from engine.solver.gradient_clipping import (
     maybe_add_gradient_clipping,
 )
 from engine.solver.layer_decay import LayerDecay
+from engine.solver.loss_scale import ConstantGradScaler, build_grad_scaler
 from engine.solver.lr_scheduler import LRMultiplier, LRScheduler, WarmupParamScheduler
 from engine.solver.optimizer import build_optimizer
 from engine.solver.param_groups import (
@@ -18,6 +19,7 @@ from engine.solver.schedules import build_lr_scheduler
 from engine.solver.warmup import WarmupCosineLR, WarmupMultiStepLR
 
 __all__ = [
+    "ConstantGradScaler",
     "GradientClipper",
     "LRMultiplier",
     "LRScheduler",
@@ -26,6 +28,7 @@ __all__ = [
     "WarmupCosineLR",
     "WarmupMultiStepLR",
     "WarmupParamScheduler",
+    "build_grad_scaler",
     "build_gradient_clipper",
     "build_lr_scheduler",
     "build_optimizer",
