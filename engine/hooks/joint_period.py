@@ -18,9 +18,9 @@ class JointPeriod(Period):
         self._asked = self._next = -1  # iterations
         self._asked_at = 0.0  # seconds
 
-    def is_due(self, clock: Clock) -> bool:
+    def _is_over(self, clock: Clock) -> bool:
         if not self._seconds or comm.get_world_size() == 1:
-            return super().is_due(clock)
+            return super()._is_over(clock)
         if self._asked <= clock.iter < self._next:
             return False
         now = periods.monotonic()

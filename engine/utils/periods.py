@@ -16,34 +16,41 @@ class Clock(Protocol):
 
 
 class Period:
-    """`500` (iterations), `"2 epoch"` or `"10 min"` (also "90 s", "1h30min"); 0 means never."""
+    """`500` (iterations), `"2 epoch"` or `"10 min"` (also "90 s", "1h30min"); 0 means never.
+
+    It may change in the course of training: `"1000; 100 from 9000"`, `"0; 1 epoch from 20 epoch"`.
+    """
 
     def __init__(self, spec: "int | str | Period") -> None:
         self.spec: int | str = spec.spec if isinstance(spec, Period) else spec
-        self._iterations, self._epochs, self._seconds = _parse(self.spec)
+        first, *later = str(self.spec).split(";")
+        self._iterations, self._epochs, self._seconds = _parse(first if later else self.spec)
+        self._later = [_parse_later(type(self), text) for text in later]
         self._last: float | None = None  # when one in time has ended
 
     @property
     def is_in_time(self) -> bool:
         """Whether it is one of seconds, minutes or hours."""
-        return self._seconds > 0
+        return self._seconds > 0 or any(period.is_in_time for _, period in self._later)
 
     @property
     def is_never(self) -> bool:
         """Whether it is one of 0."""
-        return not (self._iterations or self._epochs or self._seconds)
+        return not (self._iterations or self._epochs or self._seconds or self._later)
 
     def is_due(self, clock: Clock) -> bool:
         """Whether a period ends with the clock's current iteration. Ask once an iteration."""
+        current = self
+        for start, period in self._later:
+            if self._has_begun(start, clock):
+                current = period
+        return current._is_over(clock)
+
+    def _is_over(self, clock: Clock) -> bool:
         if self._iterations:
             return (clock.iter + 1) % self._iterations == 0
         if self._epochs:
-            before, after = clock.epoch_of(clock.iter), clock.epoch_of(clock.iter + 1)
-            if before is None or after is None:
-                raise ValueError(
-                    f"the period {self.spec!r} needs the length of an epoch, which the data loader "
-                    "does not tell; give the period in iterations, or a loader with a length"
-                )
+            before, after = self._epoch(clock, clock.iter), self._epoch(clock, clock.iter + 1)
             return before // self._epochs != after // self._epochs
         if not self._seconds:
             return False
@@ -55,6 +62,18 @@ class Period:
             self._last = now
         return is_over
 
+    def _has_begun(self, start: tuple[int, float], clock: Clock) -> bool:
+        iterations, epochs = start
+        return clock.iter >= iterations and (not epochs or self._epoch(clock, clock.iter) >= epochs)
+
+    def _epoch(self, clock: Clock, iteration: int) -> int:
+        if (epoch := clock.epoch_of(iteration)) is None:
+            raise ValueError(
+                f"the period {self.spec!r} needs the length of an epoch, which the data loader "
+                "does not tell; give the period in iterations, or a loader with a length"
+            )
+        return epoch
+
     def __repr__(self) -> str:
         return f"Period({self.spec!r})"
 
@@ -63,7 +82,8 @@ def read_period(spec: int | str | Period, kind: type[Period] = Period) -> int | 
     """The period as hooks keep it: an int for iterations, which users of detectron2 compare and
     assign (`hook._period = 100`), else a `kind`."""
     period = kind(spec)
-    return period if period._epochs or period._seconds else period._iterations
+    is_number = not (period._epochs or period._seconds or period._later)
+    return period._iterations if is_number else period
 
 
 def is_due(period: int | Period, clock: Clock) -> bool:
@@ -71,6 +91,14 @@ def is_due(period: int | Period, clock: Clock) -> bool:
     if isinstance(period, Period):
         return period.is_due(clock)
     return period > 0 and (clock.iter + 1) % period == 0
+
+
+def _parse_later(kind: type[Period], text: str) -> tuple[tuple[int, float], Period]:
+    """What "100 from 9000" says: from where on, and the period."""
+    spec, _, start = text.partition(" from ")
+    if (length := parse_length(start)) is None:
+        raise ValueError(f"a period that changes is like '1000; 100 from 9000', got {text!r}")
+    return length, kind(spec)
 
 
 def _parse(spec: int | str) -> tuple[int, int, float]:

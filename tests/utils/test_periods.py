@@ -106,3 +106,25 @@ def test_other_periods_are_objects_of_the_kind_that_is_asked_for():
     assert is_due(period, clock)
     clock.iter = 6
     assert not is_due(period, clock)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("10; 5 from 20; 2 from 30", [9, 19, 24, 29, 31, 33, 35, 37, 39]),
+        ("0; 10 from 15", [19, 29, 39]),
+        ("10 ; 0 from 2 epoch", [9, 19]),
+        ("1 epoch; 5 iter from 3 epoch", [11, 23, 35, 39]),
+    ],
+)
+def test_a_period_may_change_in_the_course_of_training(spec, expected):
+    period = read_period(spec)
+    clock = Clock(epoch_length=12)
+    assert not period.is_never
+    assert due(period, clock, 40) == expected
+
+
+@pytest.mark.parametrize("spec", ["10; 5", "10; 5 from", "10; 5 from 1 min", "10; from 5", ";"])
+def test_a_change_without_a_place_is_refused(spec):
+    with pytest.raises(ValueError, match="a period"):
+        Period(spec)
