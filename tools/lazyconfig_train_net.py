@@ -9,6 +9,7 @@ docs/tutorials/lazy_configs.md. Ends as tools/train_net.py does: with 0, 75 (to 
 """
 
 import argparse
+import logging
 import os
 import sys
 import weakref
@@ -38,6 +39,8 @@ from engine.startup import decide_resume, mistakes_in_one_line, write_config
 from engine.utils.endless import batches_per_epoch
 from engine.utils.lengths import to_iterations
 from engine.utils.suggest import hint_at
+
+logger = logging.getLogger("engine.tools.lazyconfig_train_net")
 
 REQUIRED = (
     "model",
@@ -140,9 +143,18 @@ def read_config(args: argparse.Namespace) -> Any:
     return LazyConfig.apply_overrides(cfg, args.opts)
 
 
+def warn_of_mistyped_keys(cfg: Any) -> None:
+    """A config may have keys of its own under `train`, if they do not look like ours."""
+    known = [key.split(".")[1] for key in (*REQUIRED, *DEFAULTS) if key.startswith("train.")]
+    for key in cfg.train:
+        if key not in known and (hint := hint_at(key, known)):
+            logger.warning("Nothing here reads train.%s%s", key, hint)
+
+
 def main(args: argparse.Namespace) -> None:
     cfg = read_config(args)
     default_setup(cfg, args)
+    warn_of_mistyped_keys(cfg)
     if args.eval_only:
         model = instantiate(cfg.model).to(choose_device(cfg.train.device))
         checkpointer = Checkpointer(model, cfg.train.output_dir)

@@ -94,6 +94,12 @@ def test_a_config_says_only_what_differs_from_the_defaults(run_tool, tmp_path, m
     assert "init_checkpoint: ''" in (tmp_path / "output" / "config.yaml").read_text()
 
 
+def test_a_key_that_looks_like_one_of_ours_is_warned_of(train):
+    log = train("+train.log_perod=5", "+train.my_own=1", "train.max_iter=2")
+    assert "Nothing here reads train.log_perod; did you mean log_period" in log
+    assert "Nothing here reads train.my_own" not in log
+
+
 def test_help_is_about_python_configs(run_tool, capsys):
     with pytest.raises(SystemExit):
         run_tool("lazyconfig_train_net.py", "--help")
