@@ -1,0 +1,55 @@
+import math
+
+import pytest
+
+from engine.config import ConfigError, build_entry
+from engine.utils.registry import Registry
+
+SHAPES = Registry("SHAPE")
+
+
+@SHAPES.register()
+class Circle:
+    def __init__(self, radius: float, colour: str = "red", measure=None) -> None:
+        if radius < 0:
+            raise ValueError("a radius is 0 or more")
+        self.radius, self.colour, self.measure = radius, colour, measure
+
+
+def build(entry, **offered):
+    return build_entry("SHAPES", entry, SHAPES, offered)
+
+
+def test_keys_are_arguments_in_any_case():
+    circle = build({"NAME": "Circle", "RADIUS": 2, "colour": "blue"})
+    assert (circle.radius, circle.colour) == (2, "blue")
+
+
+def test_what_is_offered_fills_arguments_without_a_default():
+    assert vars(build({"NAME": "Circle"}, radius=3, colour="blue", depth=1)) == {
+        "radius": 3,
+        "colour": "red",
+        "measure": None,
+    }
+    assert build({"NAME": "Circle", "RADIUS": 1}, radius=3).radius == 1
+
+
+def test_import_paths_name_the_class_and_functions_for_it():
+    circle = build({"NAME": f"{__name__}:Circle", "RADIUS": 1, "MEASURE": "math:sqrt"})
+    assert circle.measure is math.sqrt
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("Circle", "an entry of SHAPES is {NAME: …, and arguments}, got 'Circle'"),
+        ({"RADIUS": 1}, "an entry of SHAPES is {NAME: …, and arguments}"),
+        ({"NAME": "Circle"}, "SHAPES: Circle: missing a required argument: 'radius'"),
+        ({"NAME": "Circle", "RADIUS": -1}, "SHAPES: Circle: a radius is 0 or more"),
+        ({"NAME": "Circle", "RADUS": 1}, "SHAPES: Circle has no argument 'radus'; did you mean"),
+    ],
+)
+def test_what_is_wrong_with_an_entry_is_said(entry, message):
+    with pytest.raises(ConfigError) as error:
+        build(entry)
+    assert message in str(error.value)
