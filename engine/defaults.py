@@ -253,7 +253,7 @@ class DefaultTrainer(TrainerBase):
             else None,
             build_time_limit(cfg),
             hooks.StopOnSignal() if on["StopOnSignal"] else None,
-            *map(make_hook, cfg.HOOKS),
+            *map(make_hook, cfg.HOOKS or ()),
             build_watchdog(cfg),
             hooks.PeriodicWriter(
                 self.build_writers() if is_main else [], cfg.LOG_PERIOD, over_ranks=True
@@ -266,7 +266,7 @@ class DefaultTrainer(TrainerBase):
         """The console, metrics.json and TensorBoard, then those of WRITERS."""
         return [
             *default_writers(self.cfg.OUTPUT_DIR, self.max_iter),
-            *(build_writer(self.cfg, settings) for settings in self.cfg.WRITERS),
+            *(build_writer(self.cfg, settings) for settings in self.cfg.WRITERS or ()),
         ]
 
     # --- what subclasses override -----------------------------------------------------------

@@ -161,3 +161,7 @@ def test_epochs_are_accepted_as_lengths_everywhere(digits_cfg, tmp_path):
     saved = sorted(path.name for path in (tmp_path / "run").glob("*0*.pth"))
     assert saved == ["model_0000006.pth", "model_0000013.pth", "model_0000020.pth"]
     assert trainer.storage.count_samples("classification/loss") == 2
+
+
+def test_lists_of_hooks_and_writers_may_be_null(digits_cfg):
+    DefaultTrainer(digits_cfg("HOOKS", None, "WRITERS", None)).train()

@@ -17,8 +17,8 @@ _C.VERSION = 2
 _C.TRAINER = ""
 # Folder for all that a run leaves: config, logs, metrics, checkpoints, results.
 _C.OUTPUT_DIR = "./output"
-# Seed of everything random; below 0 a new one is drawn for each run, and logged.
-_C.SEED = -1
+# Seed of everything random; with -1 a new one is drawn for each run, and logged.
+_C.SEED = Within(-1, low=-1)
 # Let cuDNN time its algorithms and choose: faster for inputs of one size, not repeatable.
 _C.CUDNN_BENCHMARK = False
 # Precision of float32 matrix products: "highest", "high" or "medium"; "" leaves torch's choice.

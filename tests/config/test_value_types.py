@@ -55,6 +55,7 @@ def test_a_value_takes_the_type_of_the_default(value, default, fitted):
         ("skp", OneOf("raise", "skip"), "one of 'raise', 'skip'"),
         (None, OneOf("raise", "skip"), "one of"),
         (0, Within(1, low=1), "1 or more$"),
+        (None, Within(-1, low=-1), "-1 or more$"),
         (1.5, Within(1, low=1), "a whole number"),
         (1.1, Within(0.9, low=0, high=1), "0 or more, at most 1"),
         (float("nan"), Within(0.9, low=0, high=1), "0 or more, at most 1"),
