@@ -41,9 +41,12 @@ class _Cells(NamedTuple):
 class JointPlan:
     """The mean over ranks of each name in each iteration; of times the largest.
 
-    It is made for the layouts of all ranks and good for as long as these stay the same, as they do
-    in most periods: to join values takes a few calls then. Those of a name that are `window`
-    iterations old or older become one, as old as on the first rank that has it.
+    Of a name that is put several times in an iteration the first values are joined, the second ones
+    and so on. Values that are `window` iterations older than the latest of their name are left out:
+    a rank that put it last long ago has sent them.
+
+    A plan is made for the layouts of all ranks and good for as long as these stay the same, as they
+    do in most periods: to join values takes a few calls then.
     """
 
     def __init__(self, layouts: Sequence[Layout], is_time: np.ndarray, window: int) -> None:
@@ -55,16 +58,21 @@ class JointPlan:
         own, layouts = layouts[0], layouts[: 1 if self._rows > 1 else None]
         places = np.concatenate([layout.places for layout in layouts])
         ages = np.concatenate([layout.ages for layout in layouts])
-        # A cell is a name in an iteration; in it, values are in the order of ranks.
-        cells = places * (window + 1) + np.maximum(window - ages, 0)
-        self._order = np.argsort(cells, kind="stable")
-        is_first = np.diff(cells[self._order], prepend=-1) != 0
+        turns = np.concatenate([_find_turns(layout) for layout in layouts])
+        # A cell is a name in an iteration, and the turn of a put in it; in it, values are in the
+        # order of ranks.
+        self._order = np.lexsort((turns, -ages, places))
+        keys = np.stack((places, ages, turns))[:, self._order]
+        is_first = _are_first(keys)
         self._starts = np.flatnonzero(is_first)
         self._cell_of = np.cumsum(is_first) - 1
         self._counts = np.bincount(self._cell_of)
-        first = self._order[self._starts]
-        self._is_time = is_time[places[first]]
-        self._cells = _find_cells(places[first], ages[first], own)
+        places, ages, _ = keys[:, is_first]
+        self._is_time = is_time[places]
+        youngest = np.full(len(is_time), np.iinfo(np.int64).max)
+        np.minimum.at(youngest, places, ages)
+        self._kept = np.flatnonzero(ages - youngest[places] < window)
+        self._cells = _find_cells(places[self._kept], ages[self._kept], own)
 
     def join(self, values: np.ndarray, iteration: int) -> list[JointValues]:
         """The joint values of each name, from those of all ranks in the order of the layouts."""
@@ -84,7 +92,7 @@ class JointPlan:
                 sums = np.add.reduceat(means - base[self._cell_of], self._starts)
                 means = base + sums / self._counts
                 largest = np.maximum.reduceat(largest, self._starts)
-        joint = np.where(self._is_time, largest, means)
+        joint = np.where(self._is_time, largest, means)[self._kept]
         numbers = array("d", joint.tobytes())  # slices of it are quicker than NumPy's
         iterations = {
             ages: array("q", (iteration - np.frombuffer(ages, np.int64)).tobytes())
@@ -98,6 +106,22 @@ class JointPlan:
 
 def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, 0.0)
+
+
+def _are_first(keys: np.ndarray) -> np.ndarray:
+    """Which columns differ from the one before."""
+    differs = (keys[:, 1:] != keys[:, :-1]).any(0)
+    return np.append(np.ones(min(1, keys.shape[1]), bool), differs)
+
+
+def _find_turns(layout: Layout) -> np.ndarray:
+    """For each put, how many of its name there are before it in the same iteration."""
+    order = np.lexsort((layout.ages, layout.places))
+    is_first = _are_first(np.stack(layout)[:, order])
+    starts = np.flatnonzero(is_first)
+    turns = np.empty(len(order), np.intp)
+    turns[order] = np.arange(len(order)) - starts[np.cumsum(is_first) - 1]
+    return turns
 
 
 def _find_cells(places: np.ndarray, ages: np.ndarray, own: Layout) -> list[_Cells]:

@@ -30,17 +30,17 @@ Message = tuple[News | None, bytes]  # with the values
 
 
 class OverRanks:
-    """For each of the last `window` iterations the mean over the ranks that have put a value.
+    """For each iteration the mean over the ranks that have put a value.
 
-    Of times (`time`, `data_time`, `…_time`) it is the largest. A name without a value in these
-    iterations has the mean of its last ones. Names that begin with `rank_` stay each rank's own,
-    as does `eta_seconds`, which only rank 0 tells.
+    Of times (`time`, `data_time`, `…_time`) it is the largest. That is so in the `window` iterations
+    up to the latest value of a name, which is what readings look at. Names that begin with `rank_`
+    stay each rank's own, as does `eta_seconds`, which only rank 0 tells.
 
     Each rank sends rank 0 one message, however many metrics there are, and goes on.
     """
 
     def __init__(self, window: int) -> None:
-        self._window = window
+        self.window = window
         self._names: list[str] = []  # what was put since the last call, as it came
         self._column = _no_values()
         self._notes = 0
@@ -65,7 +65,7 @@ class OverRanks:
         self._column.iterations.extend(column.iterations)
         self._notes += 1
         if self._notes >= MANY_NOTES:
-            self._let_old_go(column.iterations[-1])
+            self._let_old_go()
 
     def join(self, hints: Mapping[str, bool], iteration: int) -> dict[str, JointValues]:
         """What the ranks have put since the last call: on rank 0, where it is written.
@@ -90,28 +90,28 @@ class OverRanks:
         # Most periods put the same names in the same order.
         if names != self._last_names or ages.tobytes() != self._last_ages:
             self._last_names, self._last_ages = names, ages.tobytes()
-            layout = self._find_layout(names, ages, iterations, iteration)
+            layout = self._find_layout(names, ages, iterations)
             untold = {name: hints[name] for name in self._sent[self._told :]}
             news = News(socket.gethostname(), untold, layout)
             self._told = len(self._sent)
         return news, np.frombuffer(values)[self._chosen].tobytes()
 
     def _find_layout(
-        self, names: list[str], ages: np.ndarray, iterations: Sequence[int], iteration: int
+        self, names: list[str], ages: np.ndarray, iterations: Sequence[int]
     ) -> Layout:
         for name in names:
             if name not in self._places:
                 self._places[name] = -1 if _is_own(name) else len(self._sent)
                 self._sent += [] if _is_own(name) else [name]
-        recent = _find_recent(names, iterations, iteration - self._window + 1)
+        recent = _find_recent(names, iterations, self.window)
         chosen = [at for at in recent if self._places[names[at]] >= 0]
         self._chosen = np.array(chosen, np.intp)
         places = np.array([self._places[names[at]] for at in chosen], np.intp)
         return Layout(places, ages[self._chosen])
 
-    def _let_old_go(self, iteration: int) -> None:
+    def _let_old_go(self) -> None:
         names, (values, iterations) = self._names, self._column
-        recent = _find_recent(names, iterations, iteration - self._window + 1)
+        recent = _find_recent(names, iterations, self.window)
         self._names = [names[at] for at in recent]
         self._column = Column(
             array("d", [values[at] for at in recent]),
@@ -167,10 +167,19 @@ class AllRanks:
         self._news[rank] = news._replace(layout=layout)
 
 
-def _find_recent(names: Sequence[str], iterations: Sequence[int], first: int) -> list[int]:
-    """Where the puts of an iteration or later are; of a name that has none, its last."""
-    last = {name: at for at, name in enumerate(names)}
-    return [at for at, one in enumerate(iterations) if one >= first or last[names[at]] == at]
+def _find_recent(names: Sequence[str], iterations: Sequence[int], window: int) -> list[int]:
+    """Where the puts are that readings look at: of a name those since the first of the `window`
+    iterations up to its latest."""
+    latest: dict[str, int] = {}
+    for name, iteration in zip(names, iterations, strict=True):
+        latest[name] = max(iteration, latest.get(name, iteration))
+    begun: set[str] = set()
+    recent = []
+    for at, name in enumerate(names):
+        if name in begun or iterations[at] > latest[name] - window:
+            begun.add(name)
+            recent.append(at)
+    return recent
 
 
 def _no_values() -> Column:

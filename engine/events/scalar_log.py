@@ -27,12 +27,12 @@ class ScalarLog:
     __slots__ = (
         "_cycle",
         "entries",
+        "foreign",
         "has_tensors",
         "hints",
         "hints_as_put",
         "iteration",
         "prefix",
-        "restored",
         "when_full",
     )
 
@@ -44,7 +44,7 @@ class ScalarLog:
         self.hints_as_put = self.hints  # by name as it is put: none where a name scope is open
         self.iteration = iteration  # the current one
         self.prefix = ""  # of the name scopes that are open
-        self.restored: set[str] = set()  # names whose hint is that of a checkpoint
+        self.foreign: set[str] = set()  # names whose hint is that of a checkpoint or another rank
         self._cycle: list[str] = []  # the names that each of the last steps put, in their order
 
     def put(
@@ -82,12 +82,18 @@ class ScalarLog:
             self.check_hint(name, smoothing_hint)
         return name
 
+    def take_hint(self, name: str, smoothing_hint: bool) -> None:
+        """Take the hint of a name that was put elsewhere: a first put here may have another."""
+        if name not in self.hints:
+            self.hints[name] = smoothing_hint
+            self.foreign.add(name)
+
     def check_hint(self, name: str, smoothing_hint: bool) -> None:
         """Refuse a hint that is not the one the name was first put with."""
         known = self.hints.setdefault(name, bool(smoothing_hint))
         if known is not bool(smoothing_hint):
-            if name in self.restored:  # the program may have been changed since
-                self.restored.remove(name)
+            if name in self.foreign:  # the program may have been changed since
+                self.foreign.remove(name)
                 self.hints[name] = bool(smoothing_hint)
                 return
             raise SmoothingHintError(

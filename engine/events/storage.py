@@ -268,10 +268,12 @@ class EventStorage:
         for callback in self._sync_callbacks:
             callback()
 
-    def start_joining_ranks(self) -> None:
-        """Have `join_ranks` bring in what other ranks put from now on. All ranks call it."""
-        self.sync()
-        self._over_ranks = OverRanks(self.smoothing_window)
+    def start_joining_ranks(self, window_size: int | None = None) -> None:
+        """Have `join_ranks` bring in what other ranks put. All ranks call it, with the number of
+        iterations that readings are smoothed over at most."""
+        window = max(window_size or 0, self.smoothing_window)
+        if self._over_ranks is None or self._over_ranks.window < window:
+            self._over_ranks = OverRanks(window)
 
     def stop_joining_ranks(self) -> None:
         """Wait until rank 0 has what this one has sent; then `join_ranks` does nothing again."""
@@ -291,7 +293,7 @@ class EventStorage:
         joint = self._over_ranks.join(self._log.hints, self._log.iteration)
         for name, (_, replaced, column) in joint.items():
             if name not in self._histories:
-                self._log.hints.setdefault(name, self._over_ranks.hints[name])
+                self._log.take_hint(name, self._over_ranks.hints[name])
                 self._histories[name] = self._new_history()
             self._histories[name].replace_last(replaced, column)
         self._unshown.update(dict.fromkeys(joint))
@@ -339,8 +341,7 @@ class EventStorage:
         self.sync()
         vars(self).update(state["notes"])
         for name, saved in state["scalars"].items():
-            self._log.hints[name] = saved["smoothing_hint"]
-            self._log.restored.add(name)
+            self._log.take_hint(name, saved["smoothing_hint"])
             self._histories[name] = self._new_history()
             self._histories[name].load_state_dict(saved)
         self._unshown.update(dict.fromkeys(self._histories))

@@ -42,7 +42,8 @@ class PeriodicWriter(HookBase):
         storage, start_iter = self.trainer.storage, self.trainer.start_iter
         self._is_over = False
         if is_joint:
-            storage.start_joining_ranks()
+            sizes = [getattr(writer, "_window_size", 0) for writer in self._writers]
+            storage.start_joining_ranks(max(comm.all_gather(max(sizes, default=0))))
         for writer in self._writers:
             if type(writer).write_media is not EventWriter.write_media:
                 storage.expect_media_reader(writer)
@@ -64,7 +65,8 @@ class PeriodicWriter(HookBase):
         is_last = trainer.iter == trainer.max_iter - 1
         if is_due(self._period, trainer) or is_last or self._was_evaluated:
             self._was_evaluated = False
-            trainer.storage.join_ranks()
+            if self._over_ranks:
+                trainer.storage.join_ranks()
             self._call_all("write")
             trainer.storage.drop_read_media()
 
@@ -72,8 +74,9 @@ class PeriodicWriter(HookBase):
         trainer = self.trainer
         try:
             # Where something has failed here, the other ranks may never come to this point.
-            if not (trainer.failed or trainer.requeue or trainer.has_failed_hook):
-                trainer.storage.join_ranks()
+            if self._over_ranks and not (trainer.failed or trainer.has_failed_hook):
+                if not trainer.requeue:
+                    trainer.storage.join_ranks()
                 trainer.storage.stop_joining_ranks()
         finally:
             # The run that goes on writes the rest, in lines that are as they were without a stop.

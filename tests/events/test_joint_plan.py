@@ -83,8 +83,28 @@ def test_names_are_kept_apart():
     assert join(*ranks) == [{12: 1.0}, {12: 6.0, 13: 2.0}, {12: 3.0}]
 
 
-def test_values_from_before_the_window_become_one_with_the_iteration_of_the_first_rank():
-    assert join({4: 1.0}, {6: 2.0}) == [{4: 1.5}]
+def test_values_older_than_the_window_before_the_latest_of_the_name_are_left_out():
+    assert join({4: 1.0}, {6: 2.0}) == [{4: 1.0, 6: 2.0}]
+    assert join({4: 1.0, 7: 3.0}, {4: 2.0}) == [{4: 1.5, 7: 3.0}]
+    assert join({4: 1.0, 5: 1.0}, {8: 2.0}) == [{5: 1.0, 8: 2.0}]
+
+
+def test_values_of_the_future_stay_with_their_name():
+    ranks = [{14: 1.0, 16: 3.0}, {13: 5.0}], [{14: 2.0}, {13: 7.0}]
+    assert join(*ranks) == [{14: 1.5, 16: 3.0}, {13: 6.0}]
+
+
+def test_the_first_puts_of_an_iteration_are_joined_then_the_second_ones():
+    layouts = [
+        Layout(np.zeros(3, int), np.array([1, 1, 0])),
+        Layout(np.zeros(4, int), np.array([1, 1, 1, 0])),
+    ]
+    [joint] = JointPlan(layouts, np.array([False]), WINDOW).join(
+        np.array([1.0, 2.0, 3.0, 5.0, 6.0, 7.0, 8.0]), iteration=9
+    )
+    assert joint.replaced == 3
+    assert joint.column.values.tolist() == [3.0, 4.0, 7.0, 5.5]
+    assert joint.column.iterations.tolist() == [8, 8, 8, 9]
 
 
 def test_ranks_may_have_put_nothing():

@@ -4,8 +4,10 @@ import json
 import logging
 import math
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
+from random import Random
 from statistics import median
 
 import numpy as np
@@ -75,6 +77,17 @@ class SaveAt12(HookBase):
             self.state = comm.all_gather(self.trainer.state_dict())[0]
 
 
+class Stopping(HookBase):
+    """Ends the run for another process to go on with; rank 0 is the last to come to its end."""
+
+    def after_step(self) -> None:
+        if self.trainer.iter == 5:
+            self.trainer.stop("to be continued", requeue=True)
+
+    def after_train(self) -> None:
+        time.sleep(0.2 if comm.is_main_process() else 0)
+
+
 class CountCollectives(HookBase):
     """The collectives and messages of each step that had some."""
 
@@ -137,6 +150,72 @@ def many(iteration: int, rank: int) -> dict[str, float]:
     return {f"metric{number}": float(number * rank) for number in range(100)}
 
 
+class Scenario:
+    """Metrics that come on all ranks, on one, by chance, now and then, early, or in turn."""
+
+    NAMES = ("a", "b", "c", "d", "data_time")
+
+    def __init__(self, seed: int) -> None:
+        random = Random(seed)
+        self.seed = seed
+        self.period = random.choice([1, 3, 7, 20, 50, 100])
+        self.steps = random.choice([10, 60, 130, 210])
+        kinds = ("all", "one", "chance", "now and then", "early", "in turn")
+        self.kinds = {name: (random.choice(kinds), random.randint(2, 33)) for name in self.NAMES}
+
+    def puts(self, rank: int) -> list[dict[str, float]]:
+        """By iteration."""
+        random = Random(1000 * self.seed + rank)
+        rows = []
+        for iteration in range(self.steps):
+            row = {}
+            for name, (kind, number) in self.kinds.items():
+                value, chance = random.random(), random.random()
+                is_put = {
+                    "all": True,
+                    "one": rank == number % 2,
+                    "chance": chance < 0.3,
+                    "now and then": iteration % number == 0,
+                    "early": iteration < number,
+                    "in turn": iteration // number % 2 == rank,
+                }
+                if is_put[kind]:
+                    row[name] = value
+            rows.append(row)
+        return rows
+
+    def expected(self) -> list[dict[str, float]]:
+        """The lines of a process that would have put the mean, or of times the largest."""
+        rows = list(zip(self.puts(0), self.puts(1), strict=True))
+        lines: dict[int, dict[str, float]] = {}
+        history: dict[str, list[tuple[int, float]]] = {}
+        for iteration, ranks in enumerate(rows):
+            for name in self.NAMES:
+                if values := [row[name] for row in ranks if name in row]:
+                    mean = sum(values) / len(values)
+                    joint = max(values) if name == "data_time" else mean
+                    history.setdefault(name, []).append((iteration, joint))
+            if (iteration + 1) % self.period == 0 or iteration == self.steps - 1:
+                for name, points in history.items():
+                    latest = points[-1][0]
+                    recent = [value for at, value in points if at > latest - 20]
+                    lines.setdefault(latest, {}).setdefault(name, median(recent))
+        return [{"iteration": at, **lines[at]} for at in sorted(lines)]
+
+
+def joined_lines(lines: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Lines of one iteration as one, in the order of iterations."""
+    by_iteration: dict[int, dict[str, float]] = {}
+    for line in lines:
+        by_iteration.setdefault(line["iteration"], {}).update(line)
+    return [by_iteration[at] for at in sorted(by_iteration)]
+
+
+class BeforeTraining(HookBase):
+    def before_train(self) -> None:
+        self.trainer.storage.put_scalar("parameters", 10.0 + comm.get_rank(), smoothing_hint=False)
+
+
 def work(rank: int, folder: Path) -> dict:
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
@@ -166,6 +245,14 @@ def work(rank: int, folder: Path) -> dict:
         shutil.copytree(folder / "straight", folder / "resumed")
     comm.synchronize()
     train("resumed", usual, 25, period=5, saved=saving.state)
+    own = [PeriodicWriter([JSONWriter(folder / "own.json")], 7)] if rank == 0 else []
+    train("beside one's own", usual, 20, *own, period=20)
+    train("before training", usual, 5, BeforeTraining(), period=5)
+    train("stopped", usual, 100, Stopping(), period=20)
+    for seed in range(60):
+        scenario = Scenario(seed)
+        puts = scenario.puts(rank)
+        train(str(seed), lambda at, _, puts=puts: puts[at], scenario.steps, period=scenario.period)
     counting = CountCollectives()
     train("many", many, 20, counting, period=5)
     seen["collectives"] = counting.by_step
@@ -211,6 +298,22 @@ def test_a_mean_is_over_those_ranks_that_have_the_metric(processes):
         {"iteration": 49, "in_turn": 39.5, "late": 39.5, "not_on_rank_0": 1.0},
         {"iteration": 99, "in_turn": 89.5, "late": 89.5, "not_on_rank_0": 1.0},
     ]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_lines_are_those_of_one_process_with_the_means(processes, seed):
+    lines, expected = joined_lines(processes[0][str(seed)]), Scenario(seed).expected()
+    assert len(lines) == len(expected)
+    for line, one in zip(lines, expected, strict=True):
+        assert line == pytest.approx(one)
+
+
+def test_a_writer_of_rank_0_alone_asks_nobody(processes):
+    assert [line["iteration"] for line in processes[0]["beside one's own"]] == [19]
+
+
+def test_what_hooks_put_before_training_is_joined_too(processes):
+    assert processes[0]["before training"][0]["parameters"] == 10.5
 
 
 def test_other_ranks_learn_no_names(processes):
