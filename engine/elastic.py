@@ -12,9 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
@@ -26,6 +24,7 @@ from engine.parallel.children import Ends, is_running, send
 from engine.parallel.device import BACKENDS, find_accelerator, set_current_device
 from engine.parallel.failures import FailureReports
 from engine.parallel.heartbeat import Heartbeat
+from engine.parallel.job import Exit, Job
 from engine.parallel.network import find_interface
 from engine.parallel.sockets import open_sockets
 from engine.utils.environment import usable_cpus
@@ -47,93 +46,20 @@ class LaunchError(RuntimeError):
     """A process or a machine of the run has failed; the message says which, how and where."""
 
 
-@dataclass(frozen=True)
-class Exit:
-    """What a process returns that was asked to end: no failure, nothing to start again."""
-
-    code: int
-
-
-@dataclass(frozen=True)
-class Job:
-    """What one machine is to run; `host` and `port` are those of machine 0."""
-
-    main_func: Callable[..., Any]
-    args: tuple
-    num_processes: int
-    num_machines: int
-    machine_rank: int
-    host: str
-    port: int
-    address: str
-    """Where the other machines reach this one."""
-    timeout: timedelta
-    max_restarts: int
-    folder: str
-    """An empty one, for what this machine's processes tell each other."""
-    start_method: str = field(default_factory=multiprocessing.get_start_method)
-    """How they start theirs, such as data workers: as any program of the user's does."""
-
-    @property
-    def stop_code(self) -> int | None:
-        """The exit code of a run that was asked to stop."""
-        file = Path(self.folder, "stop")
-        return int(file.read_text()) if file.exists() else None
-
-    def describe_returned(self) -> str:
-        """Which ranks were done when another failed: it may have waited for them."""
-        first = self.machine_rank * self.num_processes
-        ranks = [
-            first + local for local in range(self.num_processes) if self.returned(local).exists()
-        ]
-        if not ranks:
-            return ""
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-        return f"\nBefore that, {who} had come to the end of the program"
-
-    def returned(self, local_rank: int) -> Path:
-        """The file that a process leaves when `main_func` has returned."""
-        return Path(self.folder, f"returned_{local_rank}")
-
-    def started(self, local_rank: int) -> Path:
-        """The file with the pid of a process of this machine."""
-        return Path(self.folder, f"started_{local_rank}")
-
-    @property
-    def mistake(self) -> Path:
-        """The file with an error that needs no traceback."""
-        return Path(self.folder, "mistake")
-
-    def pids(self) -> dict[int, int]:
-        """By local rank, the pids of the processes of this machine that have begun."""
-        files = {local: self.started(local) for local in range(self.num_processes)}
-        texts = {local: file.read_text() for local, file in files.items() if file.exists()}
-        return {local: int(text) for local, text in texts.items() if text}
-
-    def find_silent(self, ended: set[int]) -> int | None:
-        """The rank of a process among those that ended, and that never returned; None if none."""
-        for local_rank, pid in self.pids().items():
-            if pid in ended and not self.returned(local_rank).exists():
-                return self.machine_rank * self.num_processes + local_rank
-        return None
-
-    def stop_with(self, code: int) -> None:
-        draft = Path(self.folder, f"stop_{os.getpid()}")
-        draft.write_text(str(code))
-        draft.replace(Path(self.folder, "stop"))
-
-
 def run_processes(job: Job) -> list[Any]:
     """Start the processes of this machine; returns what each has returned."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
 
     reports: list[str] = []
+    has_failed_to_stop = False
 
-    def tell(report: str) -> None:
-        reports.append(report)
+    def tell(report: str, has_raised: bool) -> None:
+        nonlocal has_failed_to_stop
+        reports.append(job.find_mistake() or report)
+        has_failed_to_stop |= has_raised and job.stop_code == REQUEUE_EXIT_CODE
         if len(reports) <= job.max_restarts and job.stop_code is None:
-            logger.warning("%s\nRestart %d of %d", report, len(reports), job.max_restarts)
+            logger.warning("%s\nRestart %d of %d", reports[-1], len(reports), job.max_restarts)
 
     # Sooner than waiting for it fails: that would not say which machine it is.
     silence = min(job.timeout * 0.75, LONGEST_SILENCE).total_seconds()
@@ -149,12 +75,16 @@ def run_processes(job: Job) -> list[Any]:
         while True:
             meetings -= 1
             try:
-                return _watch(job, _start_agent(job), heartbeat)
+                results = _watch(job, _start_agent(job), heartbeat)
+                if has_failed_to_stop:  # those that were started again had nothing to do
+                    raise LaunchError(reports[-1])
+                return results
             except ChildFailedError as error:
-                report = (reports[-1] if reports else str(error)) + job.describe_returned()
-                if job.stop_code is None:
-                    is_mistake = job.mistake.exists()
-                    raise LaunchError(job.mistake.read_text() if is_mistake else report) from None
+                report = reports[-1] if reports else job.find_mistake() or str(error)
+                if report.startswith("Rank "):
+                    report += job.describe_returned()
+                if job.stop_code is None or has_failed_to_stop:
+                    raise LaunchError(report) from None
                 logger.error("%s", report)
                 return [Exit(job.stop_code)]
             except RendezvousError as error:
@@ -208,7 +138,7 @@ def _start_agent(job: Job) -> Agent:
 def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
     """Wait for the agent, and end what it waits for in vain."""
     lost: int | None = None
-    deadline = math.inf
+    deadline = stop_deadline = math.inf
     ends = Ends()
     while not futures.wait([agent], timeout=2 * MONITOR).done and time.monotonic() < deadline:
         pids = list(job.pids().values())
@@ -232,6 +162,11 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
             raise LaunchError(
                 f"Rank {rank} ended with exit code 0 in the middle of its program, as os._exit does"
             )
+        if job.stop_code is not None:
+            stop_deadline = min(stop_deadline, time.monotonic() + PATIENCE)
+            if time.monotonic() > stop_deadline:
+                # They wait for others who will not come, in code that no signal interrupts.
+                send(signal.SIGKILL, job.pids_outside())
         if job.stop_code is not None and not any(map(is_running, pids)):
             # The agent may have started others in their place: they will see that they are to stop.
             patience = 3 * PATIENCE if pids else PATIENCE
@@ -251,12 +186,13 @@ def _run_process(job: Job) -> Any:
     multiprocessing.set_start_method(job.start_method, force=True)  # torch's is "spawn" here
     local_rank = int(os.environ["LOCAL_RANK"])
     _count_starts(job, local_rank)
-    job.returned(local_rank).unlink(missing_ok=True)  # it may be one of before a restart
+    job.begin(local_rank)
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     _handle_signals(_exit)
     result: Any = None
     try:
         _join_group(job)
+        job.joined(local_rank).touch()
         result = job.main_func(*job.args)
     except SystemExit as end:
         if end.code == REQUEUE_EXIT_CODE:
@@ -274,7 +210,7 @@ def _run_process(job: Job) -> Any:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
         if isinstance(error, MISTAKES):
-            job.mistake.write_text(f"{type(error).__name__}: {error}")
+            job.mistake(local_rank).write_text(f"{type(error).__name__}: {error}")
         _handle_signals(signal.SIG_DFL)  # the agent sends one: no error of its own shall come of it
         time.sleep(3 * MONITOR)  # often the echo of another's death, which is to be found first
         _end_in_time()

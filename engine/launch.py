@@ -9,10 +9,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from engine.elastic import Exit, Job, LaunchError, run_processes
+from engine.elastic import LaunchError, run_processes
 from engine.parallel import comm
 from engine.parallel.cluster import Place, find_place
 from engine.parallel.device import BACKENDS, check_count, set_current_device
+from engine.parallel.job import Exit, Job
 from engine.parallel.network import find_interface, find_local_address, split_endpoint
 
 __all__ = ["DEFAULT_TIMEOUT", "LaunchError", "launch", "may_restart", "was_restarted"]
@@ -57,6 +58,8 @@ def launch(
         _refuse_contradictions(place, flags)
         num_machines, machine_rank, dist_url = place.num_machines, place.rank, place.master
     _refuse_impossible(num_gpus_per_machine, num_machines, machine_rank)
+    if max_restarts < 0:
+        raise ValueError(f"--max-restarts {max_restarts}: expected 0 or more")
     if max(1, num_gpus_per_machine) * num_machines == 1 and not max_restarts:
         return main_func(*args)
     check_count(num_gpus_per_machine)

@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine import launch
+from engine import TrainerBase, hooks, launch
+from engine.config import ConfigError
 from engine.launch import was_restarted
 from engine.parallel import comm
 
@@ -87,6 +88,51 @@ def talk() -> None:
     os.write(1, b"called\n")
     while True:
         comm.all_gather(1)
+
+
+class Steps(TrainerBase):
+    def run_step(self) -> None:
+        self.storage.put_scalar("x", 1.0)
+
+
+def stop_with_a_slow_rank_0() -> None:
+    """Rank 0 takes what others have sent when they have long come to the end of the program."""
+
+    def before_train(trainer: TrainerBase) -> None:
+        if comm.is_main_process():
+            trainer.storage.on_sync(lambda: time.sleep(0.5))
+
+    def after_step(trainer: TrainerBase) -> None:
+        if trainer.iter == 25:
+            trainer.stop("to be continued", requeue=True)
+
+    def after_train(trainer: TrainerBase) -> None:
+        if comm.is_main_process():
+            print("saved")
+
+    callbacks = hooks.CallbackHook(
+        before_train=before_train, after_step=after_step, after_train=after_train
+    )
+    trainer = Steps()
+    trainer.register_hooks([hooks.PeriodicWriter([], over_ranks=True), callbacks])
+    trainer.train(0, 100)
+    sys.exit(75)
+
+
+def fail_to_stop() -> None:
+    """Rank 1 takes the run for saved."""
+    if comm.get_rank() == 1:
+        sys.exit(75)
+    time.sleep(1)
+    raise ZeroDivisionError("the run is not saved")
+
+
+def fail_in_two_ways() -> None:
+    if not was_restarted() and comm.get_rank() == 1:
+        raise ConfigError("a mistake of the first attempt")
+    if was_restarted() and comm.get_rank() == 0:
+        raise RuntimeError("the error of the second attempt")
+    comm.synchronize()
 
 
 def start(name: str, **environment: str) -> subprocess.Popen[str]:
@@ -255,6 +301,42 @@ def test_a_launcher_that_waits_for_other_machines_ends_at_a_signal():
     assert process.returncode == 128 + signal.SIGTERM, errors
 
 
+@pytest.mark.slow
+def test_a_rank_leaves_when_rank_0_has_what_it_sent():
+    process = start("stop_with_a_slow_rank_0")
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (75, "saved\n"), errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["fail_to_stop", "fail_to_stop_twice"])
+def test_a_run_that_failed_while_it_was_stopped_does_not_count_as_saved(program):
+    process = start(program)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "ZeroDivisionError: the run is not saved" in errors
+
+
+@pytest.mark.slow
+def test_the_error_shown_is_that_of_the_last_attempt():
+    process = start("fail_in_two_ways")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "ConfigError: a mistake of the first attempt\nRestart 1 of 1" in errors
+    assert errors.rstrip().endswith("RuntimeError: the error of the second attempt")
+
+
+@pytest.mark.slow
+def test_a_signal_ends_processes_that_wait_for_one_that_starts_slowly(tmp_path):
+    process = start("wait_for_signal", TMPDIR=str(tmp_path), SLOW_START="12")
+    while not list(tmp_path.glob("*/started_1")):
+        time.sleep(0.1)
+    time.sleep(2)  # it is in code that no signal interrupts
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+
+
 def main(name: str) -> None:
     if name == "die_once":
         print(json.dumps(launch(die_once, 2, max_restarts=1)))
@@ -270,11 +352,16 @@ def main(name: str) -> None:
     elif name == "wait_for_machine":
         print("waiting", flush=True)
         launch(wait_for_signal, 1, 2, 0, "127.0.0.1:29871", args=(False,))
+    elif name in ("fail_to_stop_twice", "fail_in_two_ways"):
+        launch(globals()[name.removesuffix("_twice")], 2, max_restarts=1)
     elif name.startswith("exit_with_"):
         launch(exit_early, 2, args=(int(name.removeprefix("exit_with_")),), max_restarts=1)
     else:
         launch(globals()[name], 2)
 
+
+if os.environ.get("LOCAL_RANK") == "0":
+    time.sleep(int(os.environ.get("SLOW_START", 0)))
 
 if __name__ == "__main__":
     main(sys.argv[1])

@@ -32,9 +32,9 @@ Message = tuple[News | None, bytes]  # with the values
 class OverRanks:
     """For each iteration the mean over the ranks that have put a value.
 
-    Of times (`time`, `data_time`, `…_time`) it is the largest. That is so in the `window` iterations
-    up to the latest value of a name, which is what readings look at. Names that begin with `rank_`
-    stay each rank's own, as does `eta_seconds`, which only rank 0 tells.
+    Of times (`time`, `data_time`, `…_time`) it is the largest. That is so in the `window`
+    iterations up to the latest value of a name, which is what readings look at. Names that begin
+    with `rank_` stay each rank's own, as does `eta_seconds`, which only rank 0 tells.
 
     Each rank sends rank 0 one message, however many metrics there are, and goes on.
     """
@@ -96,9 +96,7 @@ class OverRanks:
             self._told = len(self._sent)
         return news, np.frombuffer(values)[self._chosen].tobytes()
 
-    def _find_layout(
-        self, names: list[str], ages: np.ndarray, iterations: Sequence[int]
-    ) -> Layout:
+    def _find_layout(self, names: list[str], ages: np.ndarray, iterations: Sequence[int]) -> Layout:
         for name in names:
             if name not in self._places:
                 self._places[name] = -1 if _is_own(name) else len(self._sent)

@@ -17,13 +17,14 @@ NOISY = (
 
 
 class FailureReports(logging.Filter):
-    """In a `with`, gives `tell` a few lines about each failure of the elastic launcher's processes.
+    """In a `with`, gives `tell` a few lines about each failure of the elastic launcher's processes,
+    and whether it was an exception.
 
     `folder` is where these processes write their error files; `first_rank` is the rank of the
     first of them. What torch says itself is kept off the console.
     """
 
-    def __init__(self, folder: str, first_rank: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: str, first_rank: int, tell: Callable[[str, bool], None]) -> None:
         super().__init__()
         self._folder = Path(folder)
         self._first_rank = first_rank
@@ -45,7 +46,7 @@ class FailureReports(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, ProcessExitedException | ProcessRaisedException):
-            self._tell(self._describe(error))
+            self._tell(self._describe(error), isinstance(error, ProcessRaisedException))
         return record.levelno < logging.WARNING
 
     def _describe(self, error: ProcessExitedException | ProcessRaisedException) -> str:

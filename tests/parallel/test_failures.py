@@ -13,13 +13,14 @@ def report(tmp_path):
     """What is told about an error that torch's launcher logs, on a machine with ranks from 4 on."""
 
     def tell_about(error: Exception) -> str:
-        told: list[str] = []
-        with FailureReports(str(tmp_path), 4, told.append):
+        told: list[tuple[str, bool]] = []
+        with FailureReports(str(tmp_path), 4, lambda *report: told.append(report)):
             try:
                 raise error
             except Exception:
                 logging.getLogger(NOISY[0]).exception("failed (exitcode: %s)", 1)
-        (text,) = told
+        ((text, has_raised),) = told
+        assert has_raised == isinstance(error, ProcessRaisedException)
         return text
 
     return tell_about
@@ -62,7 +63,7 @@ def test_an_error_without_a_file_is_told_as_torch_tells_it(report):
 
 def test_torch_is_quiet_meanwhile_and_no_longer(tmp_path, caplog):
     log = logging.getLogger(NOISY[0])
-    with FailureReports(str(tmp_path), 0, lambda text: None):
+    with FailureReports(str(tmp_path), 0, lambda text, has_raised: None):
         log.warning("Closing process 7 via signal SIGTERM")
     log.warning("afterwards")
     assert caplog.messages == ["afterwards"]

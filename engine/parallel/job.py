@@ -1,0 +1,102 @@
+"""What one machine runs, and what the processes of it tell each other: files in a folder."""
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Exit:
+    """What a process returns that was asked to end: no failure, nothing to start again."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one machine is to run; `host` and `port` are those of machine 0."""
+
+    main_func: Callable[..., Any]
+    args: tuple
+    num_processes: int
+    num_machines: int
+    machine_rank: int
+    host: str
+    port: int
+    address: str
+    """Where the other machines reach this one."""
+    timeout: timedelta
+    max_restarts: int
+    folder: str
+    """An empty one, for what this machine's processes tell each other."""
+    start_method: str = field(default_factory=multiprocessing.get_start_method)
+    """How they start theirs, such as data workers: as any program of the user's does."""
+
+    @property
+    def stop_code(self) -> int | None:
+        """The exit code of a run that was asked to stop."""
+        file = Path(self.folder, "stop")
+        return int(file.read_text()) if file.exists() else None
+
+    def describe_returned(self) -> str:
+        """Which ranks were done when another failed: it may have waited for them."""
+        first = self.machine_rank * self.num_processes
+        ranks = [
+            first + local for local in range(self.num_processes) if self.returned(local).exists()
+        ]
+        if not ranks:
+            return ""
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        return f"\nBefore that, {who} had come to the end of the program"
+
+    def returned(self, local_rank: int) -> Path:
+        """The file that a process leaves when `main_func` has returned."""
+        return Path(self.folder, f"returned_{local_rank}")
+
+    def joined(self, local_rank: int) -> Path:
+        """The file that a process leaves when it has met all others."""
+        return Path(self.folder, f"joined_{local_rank}")
+
+    def started(self, local_rank: int) -> Path:
+        """The file with the pid of a process of this machine."""
+        return Path(self.folder, f"started_{local_rank}")
+
+    def mistake(self, local_rank: int) -> Path:
+        """The file with the error of a process, if it is one that needs no traceback."""
+        return Path(self.folder, f"mistake_{local_rank}")
+
+    def find_mistake(self) -> str:
+        """What is in the first of these files; '' if there is none."""
+        files = [self.mistake(local) for local in range(self.num_processes)]
+        return next((file.read_text() for file in files if file.exists()), "")
+
+    def begin(self, local_rank: int) -> None:
+        """Remove what a process may have left that had this place before a restart."""
+        for file in (self.returned, self.joined, self.mistake):
+            file(local_rank).unlink(missing_ok=True)
+
+    def pids(self) -> dict[int, int]:
+        """By local rank, the pids of the processes of this machine that have begun."""
+        files = {local: self.started(local) for local in range(self.num_processes)}
+        texts = {local: file.read_text() for local, file in files.items() if file.exists()}
+        return {local: int(text) for local, text in texts.items() if text}
+
+    def pids_outside(self) -> list[int]:
+        """The pids of those that have begun and not met the others."""
+        return [pid for local, pid in self.pids().items() if not self.joined(local).exists()]
+
+    def find_silent(self, ended: set[int]) -> int | None:
+        """The rank of a process among those that ended, and that never returned; None if none."""
+        for local_rank, pid in self.pids().items():
+            if pid in ended and not self.returned(local_rank).exists():
+                return self.machine_rank * self.num_processes + local_rank
+        return None
+
+    def stop_with(self, code: int) -> None:
+        draft = Path(self.folder, f"stop_{os.getpid()}")
+        draft.write_text(str(code))
+        draft.replace(Path(self.folder, "stop"))
