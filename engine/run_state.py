@@ -1,6 +1,7 @@
 """RunState: what is saved of a run beside model and optimizer, and how the next run takes it up."""
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -116,13 +117,26 @@ class RunState:
         self._random_states, self._after_epoch_at = (None, []), -1
         return StopDecision(stopped.get("reasons", ()), stopped.get("is_made", False))
 
+    def compare_hooks(self) -> None:
+        """Find which hooks all ranks have; refuse some that wait for others on a part of them."""
+        if self._is_alone():
+            return
+        hooks, name_of = self._trainer._hooks, self._trainer._hook_list.name_of
+        joint = Counter(type(hook).__name__ for hook in hooks if hook.is_joint)
+        by_rank = comm.all_gather(([name_of(hook) for hook in hooks], joint))
+        self._common_hooks = set.intersection(*(set(names) for names, _ in by_rank))
+        for rank, (_, others) in enumerate(by_rank):
+            for name in sorted({*joint, *others}):
+                if others[name] != by_rank[0][1][name]:
+                    raise ValueError(
+                        f"{name} waits for all ranks, so all must have it: "
+                        f"there are {by_rank[0][1][name]} on rank 0, {others[name]} on rank {rank}"
+                    )
+
     def take_up(self) -> None:
         """Restore the random states, which the start has used, and end the iteration that was left
         in the middle."""
         trainer, saved, self._saved = self._trainer, self._saved, {}
-        if not self._is_alone():
-            names = comm.all_gather([trainer._hook_list.name_of(hook) for hook in trainer._hooks])
-            self._common_hooks = set.intersection(*map(set, names))
         if "random_states" in saved:
             restore_random_states(saved["random_states"])
         if left_at := saved.get("left_at"):

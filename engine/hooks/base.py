@@ -70,6 +70,8 @@ class HookBase:
 
     trainer: "TrainerBase"
     priority: int = Priority.NORMAL
+    is_joint: bool = False
+    """Whether it waits for other ranks, so that all must have it."""
 
     def before_train(self) -> None:
         """Before the first step."""

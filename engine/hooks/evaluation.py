@@ -25,6 +25,7 @@ class EvalHook(HookBase):
     """
 
     priority = Priority.NORMAL  # hooks of users that look at its results are registered after it
+    is_joint = True
 
     def __init__(
         self,

@@ -31,14 +31,14 @@ class PeriodicWriter(HookBase):
             if not isinstance(writer, EventWriter):
                 raise TypeError(f"a writer must be an EventWriter, got {type(writer).__name__}")
         self._writers = list(writers)
-        self._over_ranks = over_ranks
+        self.is_joint = over_ranks
         self._period = read_period(period, JointPeriod if over_ranks else Period)
         self._was_evaluated = False
         self._states: dict[str, dict[str, Any]] = {}  # of the writers, of the run that goes on
         self._is_over = False
 
     def before_train(self) -> None:
-        is_joint = self._over_ranks and comm.get_world_size() > 1
+        is_joint = self.is_joint and comm.get_world_size() > 1
         storage, start_iter = self.trainer.storage, self.trainer.start_iter
         self._is_over = False
         if is_joint:
@@ -65,7 +65,7 @@ class PeriodicWriter(HookBase):
         is_last = trainer.iter == trainer.max_iter - 1
         if is_due(self._period, trainer) or is_last or self._was_evaluated:
             self._was_evaluated = False
-            if self._over_ranks:
+            if self.is_joint:
                 trainer.storage.join_ranks()
             self._call_all("write")
             trainer.storage.drop_read_media()
@@ -74,7 +74,7 @@ class PeriodicWriter(HookBase):
         trainer = self.trainer
         try:
             # Where something has failed here, the other ranks may never come to this point.
-            if self._over_ranks and not (trainer.failed or trainer.has_failed_hook):
+            if self.is_joint and not (trainer.failed or trainer.has_failed_hook):
                 if not trainer.requeue:
                     trainer.storage.join_ranks()
                 trainer.storage.stop_joining_ranks()
