@@ -15,6 +15,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["engine", "engine.*"]),
+    package_data={"engine.report": ["page.html", "page.css", "page.js"]},
     python_requires=">=3.10",
     install_requires=[
         "torch>=2.4",
