@@ -120,7 +120,7 @@ class CountMessages(hooks.HookBase):
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.bytes = 0
+        self.bytes = self.last_bytes = 0
 
     def before_step(self) -> None:
         self.received = 0
@@ -130,6 +130,7 @@ class CountMessages(hooks.HookBase):
             kind = "writing" if (self.trainer.iter + 1) % BLOCK == 0 else "quiet"
             self.counts[kind] += self.received
             self.counts[f"{kind} steps"] += 1
+            self.bytes = self.last_bytes
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -139,7 +140,7 @@ class CountMessages(hooks.HookBase):
 
         def counted(name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
             self.received += 1
-            self.bytes = getattr(tensor, "nbytes", 0)
+            self.last_bytes = getattr(tensor, "nbytes", 0)
             return before[name](tensor, *args, **kwargs)
 
         self.received = 0
