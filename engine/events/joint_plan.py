@@ -20,22 +20,13 @@ class Layout(NamedTuple):
         return np.array_equal(self.places, other.places) and np.array_equal(self.ages, other.ages)
 
 
-class JointValues(NamedTuple):
-    """What takes the place of the last `replaced` values that rank 0 has of a name."""
+JointValues = tuple[int, int, Column]
+"""The place of a name, and what takes the place of the last so many values that rank 0 has of it.
+"""
 
-    place: int
-    replaced: int
-    column: Column
-
-
-class _Cells(NamedTuple):
-    """Where in the joint values those of a name are."""
-
-    place: int
-    replaced: int
-    start: int
-    end: int
-    ages: bytes
+Cells = tuple[int, int, int, int, int]
+"""A name's place, how many values of rank 0's are replaced, from where to where in the joint values
+those of the name are, and where their ages are in a list."""
 
 
 class JointPlan:
@@ -61,23 +52,33 @@ class JointPlan:
         turns = np.concatenate([_find_turns(layout) for layout in layouts])
         # A cell is a name in an iteration, and the turn of a put in it; in it, values are in the
         # order of ranks.
-        self._order = np.lexsort((turns, -ages, places))
-        keys = np.stack((places, ages, turns))[:, self._order]
+        order = np.lexsort((turns, -ages, places))
+        keys = np.stack((places, ages, turns))[:, order]
         is_first = _are_first(keys)
-        self._starts = np.flatnonzero(is_first)
-        self._cell_of = np.cumsum(is_first) - 1
-        self._counts = np.bincount(self._cell_of)
+        cells = np.cumsum(is_first) - 1
+        self._groups = _Groups(order, np.flatnonzero(is_first), cells, np.bincount(cells))
         places, ages, _ = keys[:, is_first]
-        self._is_time = is_time[places]
         youngest = np.full(len(is_time), np.iinfo(np.int64).max)
         np.minimum.at(youngest, places, ages)
-        self._kept = np.flatnonzero(ages - youngest[places] < window)
-        self._cells = _find_cells(places[self._kept], ages[self._kept], own)
+        kept = np.flatnonzero(ages - youngest[places] < window)
+        self._cells, self._ages = _find_cells(places[kept], ages[kept], own)
+        self._has_groups = len(places) < len(order)  # else all is in the order it was put in
+        self._kept = kept if self._has_groups else order[kept]
+        self._is_time = is_time[places if self._has_groups else places[np.argsort(order)]]
 
     def join(self, values: np.ndarray, iteration: int) -> list[JointValues]:
         """The joint values of each name, from those of all ranks in the order of the layouts."""
         if not len(values):
             return []
+        joint = self._join(values)[self._kept]
+        numbers = array("d", joint.tobytes())  # slices of it are quicker than NumPy's
+        iterations = [array("q", (iteration - ages).tobytes()) for ages in self._ages]
+        return [
+            (place, replaced, Column(numbers[start:end], iterations[ages]))
+            for place, replaced, start, end, ages in self._cells
+        ]
+
+    def _join(self, values: np.ndarray) -> np.ndarray:
         means = largest = values
         # Means are those of differences to one of the values: what is the same on all ranks, as the
         # result of an evaluation, does not change by rounding.
@@ -86,22 +87,23 @@ class JointPlan:
                 table = values.reshape(self._rows, -1)
                 base = _finite(table[0])
                 means, largest = base + (table - base).sum(0) / self._rows, table.max(0)
-            means, largest = means[self._order], largest[self._order]
-            if len(self._starts) < len(self._order):
-                base = _finite(means[self._starts])
-                sums = np.add.reduceat(means - base[self._cell_of], self._starts)
-                means = base + sums / self._counts
-                largest = np.maximum.reduceat(largest, self._starts)
-        joint = np.where(self._is_time, largest, means)[self._kept]
-        numbers = array("d", joint.tobytes())  # slices of it are quicker than NumPy's
-        iterations = {
-            ages: array("q", (iteration - np.frombuffer(ages, np.int64)).tobytes())
-            for ages in {one.ages for one in self._cells}  # most names have the same
-        }
-        return [
-            JointValues(place, replaced, Column(numbers[start:end], iterations[ages]))
-            for place, replaced, start, end, ages in self._cells
-        ]
+            if self._has_groups:
+                order, starts, cells, counts = self._groups
+                means, largest = means[order], largest[order]
+                base = _finite(means[starts])
+                means = base + np.add.reduceat(means - base[cells], starts) / counts
+                largest = np.maximum.reduceat(largest, starts)
+        return np.where(self._is_time, largest, means)
+
+
+class _Groups(NamedTuple):
+    """The values of each cell beside each other: their order, where cells begin, the cell of each
+    value, and how many there are."""
+
+    order: np.ndarray
+    starts: np.ndarray
+    cells: np.ndarray
+    counts: np.ndarray
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
@@ -124,14 +126,19 @@ def _find_turns(layout: Layout) -> np.ndarray:
     return turns
 
 
-def _find_cells(places: np.ndarray, ages: np.ndarray, own: Layout) -> list[_Cells]:
+def _find_cells(
+    places: np.ndarray, ages: np.ndarray, own: Layout
+) -> tuple[list[Cells], list[np.ndarray]]:
+    """For each name where its cells are; and the ages of cells, which many names share."""
     replaced = np.bincount(own.places, minlength=places.max(initial=0) + 1).tolist()
     bounds = [*np.flatnonzero(np.diff(places, prepend=-1)).tolist(), len(places)]
-    return [
-        _Cells(place, replaced[place], start, end, ages[start:end].tobytes())
-        for start, end in pairwise(bounds)
-        for place in places[start : start + 1].tolist()
-    ]
+    distinct: dict[bytes, int] = {}
+    cells = []
+    for start, end in pairwise(bounds):
+        place = int(places[start])
+        at = distinct.setdefault(ages[start:end].tobytes(), len(distinct))
+        cells.append((place, replaced[place], start, end, at))
+    return cells, [np.frombuffer(one, np.int64) for one in distinct]
 
 
 def _find_times(layouts: Sequence[Layout], is_time: np.ndarray) -> dict[int, np.ndarray]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.events.history import Column
-from engine.events.joint_plan import JointPlan, JointValues, Layout
+from engine.events.joint_plan import JointPlan, Layout
 from engine.parallel import comm
 from engine.parallel.mailbox import Mailbox
 from engine.parallel.slow_ranks import SlowRanks
@@ -67,15 +67,16 @@ class OverRanks:
         if self._notes >= MANY_NOTES:
             self._let_old_go()
 
-    def join(self, hints: Mapping[str, bool], iteration: int) -> dict[str, JointValues]:
-        """What the ranks have put since the last call: on rank 0, where it is written.
+    def join(self, hints: Mapping[str, bool], iteration: int) -> list[tuple[str, int, Column]]:
+        """What the ranks have put since the last call: on rank 0, where it is written, names with
+        what takes the place of the last so many values there.
 
         All ranks call it in the same iteration.
         """
         message = self._message(hints, iteration)
         others = self._mailbox.collect(pickle.dumps(message) if comm.get_rank() else b"")
         if comm.get_rank():
-            return {}
+            return []
         return self._all_ranks.join([message, *map(pickle.loads, others)], iteration)
 
     def finish(self) -> None:
@@ -131,8 +132,8 @@ class AllRanks:
         self._slow_ranks = SlowRanks(window)
         self._watched: list[tuple[str, np.ndarray]] = []  # times, and where each rank's values are
 
-    def join(self, messages: Sequence[Message], iteration: int) -> dict[str, JointValues]:
-        """By name, what takes the place of rank 0's own values."""
+    def join(self, messages: Sequence[Message], iteration: int) -> list[tuple[str, int, Column]]:
+        """Names, with what takes the place of the last so many of rank 0's own values."""
         for rank, (news, _) in enumerate(messages):
             if news is not None:
                 self._note(rank, news)
@@ -141,7 +142,9 @@ class AllRanks:
         values = np.frombuffer(b"".join([values for _, values in messages]))
         for name, places in self._watched:
             self._slow_ranks.note(name, values[places])
-        return {self._names[one.place]: one for one in plan.join(values, iteration)}
+        names = self._names
+        joint = plan.join(values, iteration)
+        return [(names[place], replaced, column) for place, replaced, column in joint]
 
     def _make_plan(self) -> JointPlan:
         by_rank = [self._news[rank] for rank in sorted(self._news)]

@@ -291,12 +291,12 @@ class EventStorage:
             return
         self.sync()
         joint = self._over_ranks.join(self._log.hints, self._log.iteration)
-        for name, (_, replaced, column) in joint.items():
+        for name, replaced, column in joint:
             if name not in self._histories:
                 self._log.take_hint(name, self._over_ranks.hints[name])
                 self._histories[name] = self._new_history()
             self._histories[name].replace_last(replaced, column)
-        self._unshown.update(dict.fromkeys(joint))
+            self._unshown[name] = None
 
     def on_sync(self, callback: Callable[[], None]) -> None:
         """Call back at each `sync`, when devices are waited for anyway."""

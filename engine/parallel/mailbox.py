@@ -32,7 +32,8 @@ class Mailbox:
         lengths = {rank: LENGTH.unpack_from(data)[0] for rank, data in messages.items()}
         longer = {rank: size for rank, size in lengths.items() if size > self._rooms[rank]}
         found = {rank: data[LENGTH.size :][: lengths[rank]] for rank, data in messages.items()}
-        found |= self._receive(longer)
+        if longer:
+            found |= self._receive(longer)
         self._rooms[1:] = lengths.values()
         return list(found.values())
 
