@@ -30,7 +30,8 @@ const change = (id, key, value, kind) => {
   input.dispatchEvent(new Event(kind));
 };
 const rows = () => all("#values tbody tr:not([hidden]) th").map((head) => head.textContent);
-setTimeout(() => {
+const play = () => {
+  if (!lines()) return setTimeout(play, 100);  // charts are drawn when they come into view
   see.captions = all("figcaption").map((one) => one.textContent);
   see.lines = lines();
   const asDrawn = drawing();
@@ -63,7 +64,8 @@ setTimeout(() => {
   best.click();
   see.downwards = rows();
   document.body.append(element("pre", { id: "seen" }, JSON.stringify(see)));
-}, 300);
+};
+play();
 </script>"""
 
 
@@ -77,7 +79,8 @@ def seen(make_run, tmp_path):
     page = tmp_path / "page.html"
     page.write_text(build_page(read_runs(folders)) + USER)
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000"]
+    command += ["--run-all-compositor-stages-before-draw"]
     done = subprocess.run(
         [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=100
     )
