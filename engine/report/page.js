@@ -58,7 +58,8 @@ function path([xs, ys], { x, y }, attributes) {
   for (let i = 0; i < xs.length; i++) {
     if (isDrawn(ys[i])) {
       line += `${pen}${x(xs[i]).toFixed(1)},${y(ys[i]).toFixed(1)}`;
-      if (pen === "M") line += "h0";  // a point alone shows as a dot
+      const isAlone = pen === "M" && !(i + 1 < xs.length && isDrawn(ys[i + 1]));
+      if (isAlone) line += "m-3,0h6m-3,-3v6";  // no line would be seen
       pen = "L";
     } else pen = "M";
   }
