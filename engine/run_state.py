@@ -118,25 +118,26 @@ class RunState:
         return StopDecision(stopped.get("reasons", ()), stopped.get("is_made", False))
 
     def compare_hooks(self) -> None:
-        """Find which hooks all ranks have; refuse some that wait for others on a part of them."""
+        """Refuse hooks that wait for other ranks where not all ranks have them."""
         if self._is_alone():
             return
-        hooks, name_of = self._trainer._hooks, self._trainer._hook_list.name_of
-        joint = Counter(type(hook).__name__ for hook in hooks if hook.is_joint)
-        by_rank = comm.all_gather(([name_of(hook) for hook in hooks], joint))
-        self._common_hooks = set.intersection(*(set(names) for names, _ in by_rank))
-        for rank, (_, others) in enumerate(by_rank):
-            for name in sorted({*joint, *others}):
-                if others[name] != by_rank[0][1][name]:
+        joint = [hook for hook in self._trainer._hooks if hook.is_joint]
+        first, *others = comm.all_gather(Counter(map(_joint_class, joint)))
+        for rank, counts in enumerate(others, start=1):
+            for name in sorted({*first, *counts}):
+                if counts[name] != first[name]:
                     raise ValueError(
                         f"{name} waits for all ranks, so all must have it: "
-                        f"there are {by_rank[0][1][name]} on rank 0, {others[name]} on rank {rank}"
+                        f"there are {first[name]} on rank 0, {counts[name]} on rank {rank}"
                     )
 
     def take_up(self) -> None:
         """Restore the random states, which the start has used, and end the iteration that was left
         in the middle."""
         trainer, saved, self._saved = self._trainer, self._saved, {}
+        if not self._is_alone():
+            names = comm.all_gather([trainer._hook_list.name_of(hook) for hook in trainer._hooks])
+            self._common_hooks = set.intersection(*map(set, names))
         if "random_states" in saved:
             restore_random_states(saved["random_states"])
         if left_at := saved.get("left_at"):
@@ -193,6 +194,11 @@ class RunState:
     def _is_alone(self) -> bool:
         # Ranks would have to agree before each batch, so only a single one leaves an evaluation.
         return comm.get_world_size() == 1
+
+
+def _joint_class(hook: HookBase) -> str:
+    """The class that waits for other ranks: subclasses of it do so together."""
+    return next(one.__name__ for one in type(hook).__mro__ if "is_joint" in vars(one))
 
 
 def _results_of(storage: EventStorage, end: int) -> dict[str, Any]:

@@ -229,7 +229,9 @@ def check_space_for_checkpoints(
 def _count_checkpoints(cfg: CfgNode, epoch_length: float | None) -> int:
     """How many files a run has at most at a time: those kept, and one that is being written."""
     try:
-        period = to_iterations(cfg.SOLVER.CHECKPOINT_PERIOD, epoch_length)
+        stages = str(cfg.SOLVER.CHECKPOINT_PERIOD).split(";")
+        periods = [to_iterations(one.partition(" from ")[0], epoch_length) for one in stages]
+        period = min(filter(None, periods), default=0)
         periodic = cfg.SOLVER.MAX_ITER // period if period > 0 else 0
     except ValueError:  # one in time: nobody knows how many it will be
         periodic = max(cfg.CHECKPOINT.KEEP_LAST, 1)

@@ -147,7 +147,7 @@ def warn_of_mistyped_keys(cfg: Any) -> None:
     """A config may have keys of its own under `train`, if they do not look like ours."""
     known = [key.split(".")[1] for key in (*REQUIRED, *DEFAULTS) if key.startswith("train.")]
     for key in cfg.train:
-        if key not in known and (hint := hint_at(key, known)):
+        if key not in known and (hint := hint_at(str(key), known)):
             logger.warning("Nothing here reads train.%s%s", key, hint)
 
 

@@ -17,8 +17,8 @@ _C.VERSION = 2
 _C.TRAINER = ""
 # Folder for all that a run leaves: config, logs, metrics, checkpoints, results.
 _C.OUTPUT_DIR = "./output"
-# Seed of everything random; with -1 a new one is drawn for each run, and logged.
-_C.SEED = Within(-1, low=-1)
+# Seed of everything random; below 0 a new one is drawn for each run, and logged.
+_C.SEED = Within(-1)
 # Let cuDNN time its algorithms and choose: faster for inputs of one size, not repeatable.
 _C.CUDNN_BENCHMARK = False
 # Precision of float32 matrix products: "highest", "high" or "medium"; "" leaves torch's choice.
@@ -219,7 +219,7 @@ _C.SOLVER.AMP.LOG_SCALE = False
 # What float16 multiplies the loss by.
 _C.SOLVER.AMP.LOSS_SCALE = CN()
 # The first scale.
-_C.SOLVER.AMP.LOSS_SCALE.INIT = 65536.0
+_C.SOLVER.AMP.LOSS_SCALE.INIT = Within(65536.0, low=1)
 # Steps in a row with finite gradients after which the scale grows; 0 keeps it as it is.
 _C.SOLVER.AMP.LOSS_SCALE.GROWTH_INTERVAL = Within(2000, low=0)
 # What the scale is multiplied by then, above 1.

@@ -79,7 +79,10 @@ def _fit_period(value: Any) -> Any:
     try:
         Period(value)
     except ValueError:
-        raise TypeError('expected a period: 500 (iterations), "2 epoch" or "10 min"') from None
+        raise TypeError(
+            'expected a period: 500 (iterations), "2 epoch" or "10 min", '
+            'or one that changes: "1000; 100 from 9000"'
+        ) from None
     return value
 
 
@@ -99,7 +102,8 @@ def _fit_bounds(value: Any, default: Within) -> Any:
     low, high = default.low, default.high
     if value is not None and low <= value <= high:
         return value
-    raise TypeError(f"expected {low} or more" + ("" if high == math.inf else f", at most {high}"))
+    least = "a number" if low == -math.inf else f"{low} or more"
+    raise TypeError(f"expected {least}" + ("" if high == math.inf else f", at most {high}"))
 
 
 def _describe(default: Any) -> str:

@@ -58,6 +58,12 @@ class OverRanks:
         """The smoothing hints of all names, on rank 0."""
         return self._all_ranks.hints
 
+    def widen(self, window: int) -> None:
+        """Have as many iterations joint as that, if it is more than so far."""
+        if window > self.window:
+            self.window = self._all_ranks.window = window
+            self._last_names = None  # what is sent is no longer as before
+
     def note(self, names: list[str], column: Column) -> None:
         """Take what this rank has put, in the order it came."""
         self._names += names
@@ -124,7 +130,7 @@ class AllRanks:
 
     def __init__(self, window: int) -> None:
         self.hints: dict[str, bool] = {}
-        self._window = window
+        self.window = window
         self._names: list[str] = []
         self._news: dict[int, News] = {}  # by rank, with places as in `_names`
         self._places: dict[int, list[int]] = {}  # the same place by rank and the rank's own
@@ -149,7 +155,7 @@ class AllRanks:
     def _make_plan(self) -> JointPlan:
         by_rank = [self._news[rank] for rank in sorted(self._news)]
         is_time = np.array([_is_time(name) for name in self._names], bool)
-        plan = JointPlan([news.layout for news in by_rank], is_time, self._window)
+        plan = JointPlan([news.layout for news in by_rank], is_time, self.window)
         self._slow_ranks.hosts = [news.host for news in by_rank]
         # A step waits for the other ranks: its `time` is long on those that are not slow.
         names = {self._names[place]: places for place, places in plan.times.items()}

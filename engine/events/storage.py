@@ -272,8 +272,10 @@ class EventStorage:
         """Have `join_ranks` bring in what other ranks put. All ranks call it, with the number of
         iterations that readings are smoothed over at most."""
         window = max(window_size or 0, self.smoothing_window)
-        if self._over_ranks is None or self._over_ranks.window < window:
+        if self._over_ranks is None:
             self._over_ranks = OverRanks(window)
+        else:
+            self._over_ranks.widen(window)
 
     def stop_joining_ranks(self) -> None:
         """Wait until rank 0 has what this one has sent; then `join_ranks` does nothing again."""

@@ -29,11 +29,13 @@ class TrackerWriter(EventWriter):
     tracker's own counter of steps may be another.
     """
 
+    goes_back = False
     _window_size = WindowSize()
     _package: str
     _run: Any = None
     _id: str | None = None  # of the run to go on with
     _last = -1  # iteration that the run had when it was opened
+    _sent = _sent_before = -1  # iterations sent: now, and when the checkpoint was made
 
     def __init__(self, config: Mapping[str, Any] | None, window_size: int | None) -> None:
         self.config = dict(config or {})
@@ -52,24 +54,24 @@ class TrackerWriter(EventWriter):
         self._send_all({})
 
     def state_dict(self) -> dict[str, Any]:
-        return {"id": self._id} if self._id else {}
+        return {"id": self._id, "sent": self._sent} if self._id else {}
 
     def restore(self, state: dict[str, Any], iteration: int) -> bool:
-        self._begin(state["id"])
+        self._begin(state["id"], state["sent"])
         return True
 
     def rewind(self, iteration: int) -> None:
-        """Begin a run: what the tracker has cannot be taken back."""
-        self._begin(None)
+        """Begin a run, or go on with it: what the tracker has cannot be taken back."""
+        self._begin(self._id if iteration else None, self._sent if iteration else -1)
 
     def close(self) -> None:
         if self._run is not None:
             self._end()
             self._run = None
 
-    def _begin(self, run_id: str | None) -> None:
+    def _begin(self, run_id: str | None, sent: int) -> None:
         self.close()
-        self._id = run_id
+        self._id, self._sent, self._sent_before = run_id, sent, sent
         self._open()
 
     def _open(self) -> None:
@@ -84,8 +86,9 @@ class TrackerWriter(EventWriter):
         if records and self._run is None:
             self._open()
         for iteration in sorted(records):
-            if iteration > self._last:
+            if not self._sent_before < iteration <= self._last:  # else it came after the checkpoint
                 self._send(iteration, records[iteration])
+                self._sent = max(iteration, self._sent)
 
     def _start(self) -> tuple[Any, str, int]:
         """Begin a run, or go on with `_id`: the run, its id, and the last iteration it has."""

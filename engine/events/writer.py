@@ -14,6 +14,9 @@ class EventWriter:
     `get_event_storage().unwritten(self)`.
     """
 
+    goes_back = True
+    """Whether `restore` and `rewind` take back what was written."""
+
     def write(self) -> None:
         """Write what came since the last call."""
         raise NotImplementedError

@@ -1,6 +1,9 @@
 """FirstStepCheck: says which parameters do not learn, once, when it can be known."""
 
 import logging
+from typing import Any
+
+from torch import nn
 
 from engine.hooks.base import HookBase, Priority
 from engine.parallel import comm
@@ -26,7 +29,10 @@ class FirstStepCheck(HookBase):
             self._report()
 
     def _report(self) -> None:
-        model, optimizer = self.trainer.model, self.trainer.optimizer  # type: ignore[attr-defined]
+        model: Any = getattr(self.trainer, "model", None)
+        optimizer: Any = getattr(self.trainer, "optimizer", None)
+        if not (isinstance(model, nn.Module) and hasattr(optimizer, "param_groups")):
+            return  # a trainer of another kind
         trained = {n: p for n, p in unwrap(model).named_parameters() if p.requires_grad}
         rates = {
             parameter: group["lr"] or group.get("initial_lr", 0)

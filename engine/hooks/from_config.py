@@ -25,8 +25,9 @@ def build_hook(settings: dict[str, Any], **offered: Any) -> hooks.HookBase:
     """
     priority = None
     if isinstance(settings, dict):
-        settings = dict(settings)
-        priority = settings.pop("PRIORITY", None)
+        keys = [key for key in settings if str(key).lower() == "priority"]
+        priority = settings[keys[0]] if keys else None
+        settings = {key: value for key, value in settings.items() if key not in keys}
     hook = build_entry("HOOKS", settings, HOOK_REGISTRY, offered)
     if priority is not None:
         with naming(f"HOOKS: {settings['NAME']}"):

@@ -29,6 +29,7 @@ class PreciseBN(HookBase):
     """
 
     priority = Priority.ABOVE_NORMAL + 5  # after EMAHook, before evaluations
+    is_joint = True
 
     def __init__(
         self, period: int | str, model: nn.Module, data_loader: Iterable[Any], num_iter: int

@@ -12,6 +12,7 @@ class SyncBuffersHook(HookBase):
     """Replaces floating-point buffers (statistics of batch norm) by their mean over the ranks."""
 
     priority = Priority.HIGH  # before averages, evaluations and checkpoints use the buffers
+    is_joint = True
 
     def __init__(self, period: int | str = "1 epoch") -> None:
         self._period = read_period(period, JointPeriod)

@@ -23,6 +23,7 @@ class PeriodicWriter(HookBase):
     """
 
     priority = Priority.VERY_LOW  # after all that puts something into the storage
+    is_joint = False
 
     def __init__(
         self, writers: Sequence[EventWriter], period: int | str = 20, *, over_ranks: bool = False
@@ -42,7 +43,7 @@ class PeriodicWriter(HookBase):
         storage, start_iter = self.trainer.storage, self.trainer.start_iter
         self._is_over = False
         if is_joint:
-            sizes = [getattr(writer, "_window_size", 0) for writer in self._writers]
+            sizes = [getattr(writer, "_window_size", 0) or 0 for writer in self._writers]
             storage.start_joining_ranks(max(comm.all_gather(max(sizes, default=0))))
         for writer in self._writers:
             if type(writer).write_media is not EventWriter.write_media:
@@ -90,9 +91,11 @@ class PeriodicWriter(HookBase):
         if storage := getattr(self.trainer, "storage", None):
             with storage:
                 self._call_all("write_media")
-        if self._is_over:
-            return {}
-        return {name: state for name, one in self._named() if (state := one.state_dict())}
+        return {
+            name: state
+            for name, one in self._named()
+            if not (self._is_over and one.goes_back) and (state := one.state_dict())
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._states = state_dict

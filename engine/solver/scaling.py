@@ -3,7 +3,7 @@
 import logging
 
 from engine.config import CfgNode, naming
-from engine.utils.lengths import to_iterations
+from engine.utils.lengths import parse_length, to_iterations
 
 logger = logging.getLogger(__name__)
 
@@ -76,4 +76,11 @@ def lengths_in_iterations(cfg: CfgNode, epoch_length: float | None) -> CfgNode:
 
 def _divided(length: int | str, scale: float) -> int | str:
     # Epochs and minutes stay what they are, as does 0, which means never: nothing else becomes it.
-    return max(1, round(length / scale)) if isinstance(length, int) and length > 0 else length
+    if isinstance(length, int):
+        return max(1, round(length / scale)) if length > 0 else length
+    if ";" in length:  # a period that changes: "1000; 100 from 9000"
+        return "; ".join(str(_divided(one.strip(), scale)) for one in length.split(";"))
+    if " from " in length:
+        return " from ".join(str(_divided(one, scale)) for one in length.split(" from "))
+    iterations, _ = parse_length(length) or (0, 0)
+    return _divided(iterations, scale) if iterations else length

@@ -96,7 +96,8 @@ def is_due(period: int | Period, clock: Clock) -> bool:
 def _parse_later(kind: type[Period], text: str) -> tuple[tuple[int, float], Period]:
     """What "100 from 9000" says: from where on, and the period."""
     spec, _, start = text.partition(" from ")
-    if (length := parse_length(start)) is None:
+    length = parse_length(start)
+    if length is None or length[1] != int(length[1]):
         raise ValueError(f"a period that changes is like '1000; 100 from 9000', got {text!r}")
     return length, kind(spec)
 

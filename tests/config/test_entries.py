@@ -25,6 +25,10 @@ def test_keys_are_arguments_in_any_case():
     assert (circle.radius, circle.colour) == (2, "blue")
 
 
+def test_text_with_a_colon_stays_text_where_text_is_wanted():
+    assert build({"NAME": "Circle", "RADIUS": 1, "COLOUR": "light:blue"}).colour == "light:blue"
+
+
 def test_what_is_offered_fills_arguments_without_a_default():
     assert vars(build({"NAME": "Circle"}, radius=3, colour="blue", depth=1)) == {
         "radius": 3,
@@ -43,6 +47,8 @@ def test_import_paths_name_the_class_and_functions_for_it():
     ("entry", "message"),
     [
         ("Circle", "an entry of SHAPES is {NAME: …, and arguments}, got 'Circle'"),
+        ({"NAME": None}, "an entry of SHAPES is {NAME: …, and arguments}"),
+        ({"NAME": "Circle", 1: 2}, "SHAPES: Circle has no argument '1'"),
         ({"RADIUS": 1}, "an entry of SHAPES is {NAME: …, and arguments}"),
         ({"NAME": "Circle"}, "SHAPES: Circle: missing a required argument: 'radius'"),
         ({"NAME": "Circle", "RADIUS": -1}, "SHAPES: Circle: a radius is 0 or more"),

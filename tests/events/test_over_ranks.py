@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from engine import HookBase, TrainerBase
-from engine.events import JSONWriter
+from engine.events import EventWriter, JSONWriter, get_event_storage
 from engine.events.joint_plan import Layout
 from engine.events.over_ranks import AllRanks, News
 from engine.hooks import EvalHook, PeriodicWriter, Priority
@@ -75,6 +75,37 @@ class SaveAt12(HookBase):
         if self.trainer.iter == 12:
             self.trainer.storage.join_ranks()
             self.state = comm.all_gather(self.trainer.state_dict())[0]
+
+
+class OwnEvaluation(EvalHook):
+    """Stands on rank 0 for the EvalHook of the others."""
+
+
+class PlainWriter(EventWriter):
+    """Of a user's, with the usual arguments."""
+
+    def __init__(self, window_size=None) -> None:
+        self._window_size = window_size
+        self.records: dict[int, dict[str, float]] = {}
+
+    def write(self) -> None:
+        self.records |= get_event_storage().unwritten(self, self._window_size)
+
+
+class Saving(HookBase):
+    """Saves after each step; registered when training begins."""
+
+    def after_step(self) -> None:
+        self.trainer.gather_random_states(self)
+        self.count = len(self.trainer.state_dict()["random_states"])
+
+
+class RegistersLate(HookBase):
+    def __init__(self) -> None:
+        self.saving = Saving()
+
+    def before_train(self) -> None:
+        self.trainer.register_hooks([self.saving])
 
 
 class Stopping(HookBase):
@@ -248,6 +279,11 @@ def work(rank: int, folder: Path) -> dict:
     own = [PeriodicWriter([JSONWriter(folder / "own.json")], 7)] if rank == 0 else []
     train("beside one's own", usual, 20, *own, period=20)
     train("before training", usual, 5, BeforeTraining(), period=5)
+    plain, late = PlainWriter(), RegistersLate()
+    evaluation = (OwnEvaluation if rank == 0 else EvalHook)(3, dict)
+    second = PeriodicWriter([plain] if rank == 0 else [], 5, over_ranks=True)
+    train("hooks of users", usual, 5, evaluation, second, late, period=5)
+    seen["plain"], seen["random states"] = plain.records.get(4), late.saving.count
     train("one rank", usual, 5, *([EvalHook(1, dict)] if rank == 1 else []), period=5)
     seen["refusal"] = seen.pop("error")
     train("stopped", usual, 100, Stopping(), period=20)
@@ -312,6 +348,11 @@ def test_lines_are_those_of_one_process_with_the_means(processes, seed):
 
 def test_a_writer_of_rank_0_alone_asks_nobody(processes):
     assert [line["iteration"] for line in processes[0]["beside one's own"]] == [19]
+
+
+def test_hooks_and_writers_of_users_take_part(processes):
+    assert processes[0]["plain"]["loss"] == pytest.approx(smoothed_mean(4))
+    assert processes[0]["random states"] == 2
 
 
 def test_a_hook_that_waits_for_all_ranks_must_be_on_all(processes):

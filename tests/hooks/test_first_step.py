@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine import SimpleTrainer, hooks
+from engine import SimpleTrainer, TrainerBase, hooks
 
 
 class Model(nn.Module):
@@ -61,3 +61,16 @@ def test_long_lists_are_cut(said):
     layers.forward = lambda x: layers[0](x).mean()
     train(layers, layers.parameters())
     assert said()[0].endswith("16 got no gradient: 1.weight, 1.bias, 2.weight, 2.bias, 3.weight, …")
+
+
+def test_a_trainer_of_another_kind_is_let_alone(said):
+    class Bare(TrainerBase):
+        def run_step(self) -> None:
+            self.after_backward()
+
+    trainer = Bare()
+    trainer.register_hooks([hooks.FirstStepCheck()])
+    trainer.train(0, 2)
+    trainer.model, trainer.optimizer = [nn.Linear(1, 1)], {}
+    trainer.train(0, 2)
+    assert said() == []

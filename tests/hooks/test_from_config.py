@@ -14,9 +14,10 @@ from engine.hooks.from_config import (
 
 
 def test_an_entry_of_hooks_gives_name_arguments_and_priority():
-    hook = build_hook({"NAME": "EMAHook", "DECAY": 0.5, "PRIORITY": "LOW"})
-    assert isinstance(hook, hooks.EMAHook)
-    assert hook.priority == hooks.Priority.LOW
+    for key in ("PRIORITY", "priority"):
+        hook = build_hook({"NAME": "EMAHook", "DECAY": 0.5, key: "LOW"})
+        assert isinstance(hook, hooks.EMAHook)
+        assert hook.priority == hooks.Priority.LOW
 
 
 def test_a_function_is_named_by_its_path():

@@ -48,3 +48,16 @@ def test_a_factor_that_cannot_be_is_refused():
     cfg.SOLVER.AMP.LOSS_SCALE.GROWTH_FACTOR = 1.0
     with pytest.raises(ConfigError, match="LOSS_SCALE: The growth factor must be > 1"):
         build_grad_scaler(cfg, "cpu")
+
+
+@pytest.mark.parametrize(("interval", "scale"), [(0, 4.0), (7, 64.0)])
+def test_a_checkpoint_does_not_undo_what_the_config_says(interval, scale):
+    saved = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2000)
+    saved.scale(torch.ones(1))
+    cfg = get_cfg()
+    cfg.SOLVER.AMP.LOSS_SCALE.INIT = 4.0
+    cfg.SOLVER.AMP.LOSS_SCALE.GROWTH_INTERVAL = interval
+    scaler = build_grad_scaler(cfg, "cpu")
+    scaler.load_state_dict(saved.state_dict())
+    assert scaler.get_scale() == scale
+    assert interval == 0 or scaler.get_growth_interval() == interval

@@ -36,6 +36,15 @@ def test_twice_the_processes_take_half_the_iterations_with_twice_the_batch():
     assert solver.REFERENCE_WORLD_SIZE == 16
 
 
+def test_periods_that_change_shrink_in_all_their_parts():
+    given = ("TEST.EVAL_PERIOD", "1000; 100 from 9000; 1 epoch from 3 epoch")
+    cfg = scale_to_processes(
+        make(*WRITTEN_FOR_8, *given, "SOLVER.CHECKPOINT_PERIOD", "50 iter"), 16
+    )
+    assert cfg.TEST.EVAL_PERIOD == "500; 50 from 4500; 1 epoch from 3 epoch"
+    assert cfg.SOLVER.CHECKPOINT_PERIOD == 25
+
+
 def test_all_learning_rates_grow_alike():
     rates = ("SOLVER.BASE_LR_END", 0.01, "SOLVER.WARMUP_START_LR", 0.02)
     solver = scale_to_processes(make(*WRITTEN_FOR_8, *rates), 16).SOLVER
