@@ -14,7 +14,7 @@ from engine.parallel import comm
 from engine.parallel.cluster import Place, find_place
 from engine.parallel.device import BACKENDS, check_count, set_current_device
 from engine.parallel.job import Exit, Job
-from engine.parallel.network import find_interface, find_local_address, split_endpoint
+from engine.parallel.network import FlagError, find_interface, find_local_address, split_endpoint
 
 __all__ = ["DEFAULT_TIMEOUT", "LaunchError", "launch", "may_restart", "was_restarted"]
 
@@ -57,9 +57,7 @@ def launch(
             return _call_at(place, main_func, args, timeout)
         _refuse_contradictions(place, flags)
         num_machines, machine_rank, dist_url = place.num_machines, place.rank, place.master
-    _refuse_impossible(num_gpus_per_machine, num_machines, machine_rank)
-    if max_restarts < 0:
-        raise ValueError(f"--max-restarts {max_restarts}: expected 0 or more")
+    _refuse_impossible(num_gpus_per_machine, num_machines, machine_rank, max_restarts)
     if max(1, num_gpus_per_machine) * num_machines == 1 and not max_restarts:
         return main_func(*args)
     check_count(num_gpus_per_machine)
@@ -104,7 +102,7 @@ def _find_machine_0(
     if num_machines == 1:
         return "localhost", 0, "localhost"
     if dist_url is None or dist_url == "auto":
-        raise ValueError("--dist-url host:port of machine 0 is needed with --num-machines > 1")
+        raise FlagError("--dist-url host:port of machine 0 is needed with --num-machines > 1")
     host, port = split_endpoint(dist_url)
     return host, port, find_local_address(host, port)
 
@@ -127,13 +125,17 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
     return result
 
 
-def _refuse_impossible(num_gpus: int, num_machines: int, machine_rank: int) -> None:
+def _refuse_impossible(
+    num_gpus: int, num_machines: int, machine_rank: int, max_restarts: int
+) -> None:
+    if max_restarts < 0:
+        raise FlagError(f"--max-restarts {max_restarts}: expected 0 or more")
     if num_gpus < 0 or num_machines < 1:
-        raise ValueError(
+        raise FlagError(
             f"--num-gpus {num_gpus} --num-machines {num_machines}: expected 0 or more, 1 or more"
         )
     if not 0 <= machine_rank < num_machines:
-        raise ValueError(
+        raise FlagError(
             f"--machine-rank {machine_rank}: {num_machines} machine(s) have the numbers 0 to "
             f"{num_machines - 1}"
         )
@@ -143,7 +145,7 @@ def _refuse_contradictions(place: Place, flags: dict[str, tuple[Any, Any, Any]])
     """Flags are as they are by default, or say what torchrun or srun says."""
     for flag, (given, default, expected) in flags.items():
         if given not in (default, expected):
-            raise ValueError(
+            raise FlagError(
                 f"{flag} {given} contradicts {place.given_by}: there it is {expected}; leave the "
                 "flag away, or start without torchrun and srun"
             )

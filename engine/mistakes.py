@@ -2,8 +2,9 @@
 
 from engine.checkpoint import CheckpointError
 from engine.config import ConfigError
+from engine.parallel.network import FlagError
 from engine.utils.claims import FolderInUseError
 from engine.utils.registry import UnknownNameError
 
-MISTAKES = (CheckpointError, ConfigError, FolderInUseError, UnknownNameError)
+MISTAKES = (CheckpointError, ConfigError, FlagError, FolderInUseError, UnknownNameError)
 """A traceback adds nothing to them."""

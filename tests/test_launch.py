@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,6 +142,21 @@ def test_two_processes_say_that_they_compute_on_the_cpu(two_processes):
     _, folder = two_processes
     text = (folder / "out" / "log.txt").read_text()
     assert torch.cuda.is_available() or "compute on cpu and meet through gloo" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--max-restarts -1", "--max-restarts -1: expected 0 or more"),
+        ("--num-machines 2 --dist-url here", "--dist-url here: expected host:port of machine 0"),
+    ],
+)
+def test_wrong_flags_are_one_line(flags, message):
+    script = Path(__file__).parents[1] / "tools" / "train_net.py"
+    done = subprocess.run(
+        [sys.executable, script, *flags.split()], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (1, f"FlagError: {message}\n")
 
 
 def test_machines_are_numbered_from_0():

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from engine.parallel.network import FlagError
+
 
 @dataclass(frozen=True)
 class Place:
@@ -19,7 +21,7 @@ class Place:
 
     def __post_init__(self) -> None:
         if self.world_size % self.local_size or self.rank % self.local_size != self.local_rank:
-            raise ValueError(
+            raise FlagError(
                 f"{self.given_by} has made this process rank {self.rank} of {self.world_size} and "
                 f"{self.local_rank} of {self.local_size} on its machine; each machine must run the "
                 "same number of processes, with ranks that follow each other"
@@ -82,7 +84,7 @@ def _expand_numbers(ranges: str) -> Iterator[str]:
 def _read_torchrun(environment: Mapping[str, str]) -> Place:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     if missing:
-        raise ValueError(
+        raise FlagError(
             f"RANK and WORLD_SIZE are set, {' and '.join(missing)} not: set all that torchrun "
             "sets, or unset them all"
         )
@@ -99,7 +101,7 @@ def _read_torchrun(environment: Mapping[str, str]) -> Place:
 def _read_slurm(environment: Mapping[str, str]) -> Place:
     per_machine = environment["SLURM_STEP_TASKS_PER_NODE"]  # 8(x2): eight on each of two
     if not (same := re.fullmatch(r"(\d+)(?:\(x\d+\))?", per_machine)):
-        raise ValueError(
+        raise FlagError(
             f"srun runs {per_machine} tasks on the machines; each must run the same number: "
             "give --ntasks-per-node"
         )

@@ -5,11 +5,15 @@ import struct
 import sys
 
 
+class FlagError(ValueError):
+    """Flags of the launcher that cannot be, or that contradict what has started this process."""
+
+
 def split_endpoint(endpoint: str) -> tuple[str, int]:
     """Host and port of `host:port` or `tcp://host:port`."""
     host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not (host and colon and port.isdigit()):
-        raise ValueError(f"--dist-url {endpoint}: expected host:port of machine 0")
+        raise FlagError(f"--dist-url {endpoint}: expected host:port of machine 0")
     return host.strip("[]"), int(port)
 
 
