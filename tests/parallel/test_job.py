@@ -1,0 +1,58 @@
+from datetime import timedelta
+
+import pytest
+
+from engine.parallel.job import Job
+
+
+@pytest.fixture
+def job(tmp_path):
+    """The second of two machines, with two processes."""
+    return Job(
+        main_func=print,
+        args=(),
+        num_processes=2,
+        num_machines=2,
+        machine_rank=1,
+        host="here",
+        port=1,
+        address="here",
+        timeout=timedelta(minutes=1),
+        max_restarts=0,
+        folder=str(tmp_path),
+    )
+
+
+def test_a_job_is_stopped_with_the_last_code_that_was_told(job):
+    assert job.stop_code is None
+    job.stop_with(143)
+    job.stop_with(75)
+    assert job.stop_code == 75
+
+
+def test_processes_are_outside_until_they_have_met_the_others(job):
+    job.started(0).write_text("100")
+    job.started(1).write_text("101")
+    job.joined(1).touch()
+    assert job.pids() == {0: 100, 1: 101}
+    assert job.pids_outside() == [100]
+
+
+def test_a_process_that_ended_without_returning_is_found_by_its_rank(job):
+    job.started(0).write_text("100")
+    job.started(1).write_text("101")
+    job.returned(0).touch()
+    assert job.find_silent({100}) is None
+    assert job.find_silent({100, 101}) == 3
+    assert job.describe_returned().endswith("rank 2 had come to the end of the program")
+
+
+def test_what_a_process_left_is_gone_when_another_takes_its_place(job):
+    job.mistake(1).write_text("ConfigError: no")
+    for file in (job.returned(1), job.joined(1)):
+        file.touch()
+    assert job.find_mistake() == "ConfigError: no"
+    job.begin(0)
+    assert job.find_mistake() == "ConfigError: no"
+    job.begin(1)
+    assert (job.find_mistake(), job.describe_returned()) == ("", "")
