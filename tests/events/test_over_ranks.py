@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import shutil
-import time
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -106,17 +105,6 @@ class RegistersLate(HookBase):
 
     def before_train(self) -> None:
         self.trainer.register_hooks([self.saving])
-
-
-class Stopping(HookBase):
-    """Ends the run for another process to go on with; rank 0 is the last to come to its end."""
-
-    def after_step(self) -> None:
-        if self.trainer.iter == 5:
-            self.trainer.stop("to be continued", requeue=True)
-
-    def after_train(self) -> None:
-        time.sleep(0.2 if comm.is_main_process() else 0)
 
 
 class CountCollectives(HookBase):
@@ -286,7 +274,6 @@ def work(rank: int, folder: Path) -> dict:
     seen["plain"], seen["random states"] = plain.records.get(4), late.saving.count
     train("one rank", usual, 5, *([EvalHook(1, dict)] if rank == 1 else []), period=5)
     seen["refusal"] = seen.pop("error")
-    train("stopped", usual, 100, Stopping(), period=20)
     for seed in range(60):
         scenario = Scenario(seed)
         puts = scenario.puts(rank)
