@@ -86,7 +86,8 @@ class TrackerWriter(EventWriter):
         if records and self._run is None:
             self._open()
         for iteration in sorted(records):
-            if not self._sent_before < iteration <= self._last:  # else it came after the checkpoint
+            # What was sent after the checkpoint is there already.
+            if not self._sent_before < iteration <= self._last:
                 self._send(iteration, records[iteration])
                 self._sent = max(iteration, self._sent)
 
