@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
 
 import torch.distributed as dist
 
@@ -30,6 +31,7 @@ from engine.parallel.sockets import open_sockets
 from engine.utils.environment import usable_cpus
 
 MONITOR = 0.1  # seconds until the agent notices a death
+GLANCE = 0.02  # seconds between looks for processes that have just begun
 PATIENCE = 5.0  # seconds that are given to the agent to end by itself
 LONGEST_SILENCE = timedelta(minutes=1)  # of a machine, until the others give it up
 STOP_SIGNALS = [
@@ -140,8 +142,12 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
     lost: int | None = None
     deadline = stop_deadline = math.inf
     ends = Ends()
-    while not futures.wait([agent], timeout=2 * MONITOR).done and time.monotonic() < deadline:
+    pause = GLANCE
+    while not futures.wait([agent], timeout=pause).done and time.monotonic() < deadline:
         pids = list(job.pids().values())
+        # A process has to be watched before it ends: what comes after is the agent's.
+        are_all_there = len(pids) == job.num_processes and all(map(is_running, pids))
+        pause = 2 * MONITOR if are_all_there else GLANCE
         if lost is not None and heartbeat.hears(lost):
             lost, deadline = None, math.inf
         if (silent := heartbeat.take_silent()) is not None:
@@ -187,6 +193,7 @@ def _run_process(job: Job) -> Any:
     local_rank = int(os.environ["LOCAL_RANK"])
     _count_starts(job, local_rank)
     job.begin(local_rank)
+    _tell_of_leaving(job.left(local_rank))
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     _handle_signals(_exit)
     result: Any = None
@@ -219,6 +226,19 @@ def _run_process(job: Job) -> Any:
     if dist.is_initialized():
         comm.leave_groups()
     return result
+
+
+def _tell_of_leaving(file: Path) -> None:
+    """Have `os._exit(0)` of this process, not of those it forks, make the file first: the launcher
+    is not sure to see the exit code, which torch's agent takes."""
+    leave, process = os._exit, os.getpid()
+
+    def tell_and_leave(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == process:
+            file.touch()
+        leave(status)
+
+    os._exit = tell_and_leave
 
 
 def _end_in_time() -> None:

@@ -1,5 +1,6 @@
 """The processes of a machine. This file is also the program that launches them: see `start`."""
 
+import ctypes
 import json
 import os
 import signal
@@ -65,6 +66,13 @@ def leave_silently() -> None:
     """Rank 1 ends as if all was well, and rank 0 returns."""
     if comm.get_rank() == 1:
         os._exit(0)
+
+
+def leave_in_native_code() -> None:
+    """As above, without Python, while rank 0 goes on."""
+    if comm.get_rank() == 1:
+        ctypes.CDLL(None)._exit(0)
+    time.sleep(1000)
 
 
 def exit_early(code: int) -> None:
@@ -218,8 +226,9 @@ def test_the_error_shown_is_the_first_one_and_it_is_shown_once():
 
 
 @pytest.mark.slow
-def test_a_rank_that_ends_without_a_word_is_named():
-    process = start("leave_silently")
+@pytest.mark.parametrize("program", ["leave_silently", "leave_in_native_code"])
+def test_a_rank_that_ends_without_a_word_is_named(program):
+    process = start(program)
     _, errors = process.communicate(timeout=110)
     assert process.returncode == 1
     assert "Rank 1 ended with exit code 0 in the middle of its program" in errors.splitlines()[-1]

@@ -57,6 +57,10 @@ class Job:
         """The file that a process leaves when `main_func` has returned."""
         return Path(self.folder, f"returned_{local_rank}")
 
+    def left(self, local_rank: int) -> Path:
+        """The file that a process leaves when it ends by `os._exit(0)`."""
+        return Path(self.folder, f"left_{local_rank}")
+
     def joined(self, local_rank: int) -> Path:
         """The file that a process leaves when it has met all others."""
         return Path(self.folder, f"joined_{local_rank}")
@@ -76,7 +80,7 @@ class Job:
 
     def begin(self, local_rank: int) -> None:
         """Remove what a process may have left that had this place before a restart."""
-        for file in (self.returned, self.joined, self.mistake):
+        for file in (self.returned, self.left, self.joined, self.mistake):
             file(local_rank).unlink(missing_ok=True)
 
     def pids(self) -> dict[int, int]:
@@ -90,9 +94,11 @@ class Job:
         return [pid for local, pid in self.pids().items() if not self.joined(local).exists()]
 
     def find_silent(self, ended: set[int]) -> int | None:
-        """The rank of a process among those that ended, and that never returned; None if none."""
+        """The rank of a process that left or is among those that ended, and never returned; None if
+        there is none."""
         for local_rank, pid in self.pids().items():
-            if pid in ended and not self.returned(local_rank).exists():
+            is_gone = pid in ended or self.left(local_rank).exists()
+            if is_gone and not self.returned(local_rank).exists():
                 return self.machine_rank * self.num_processes + local_rank
         return None
 

@@ -47,6 +47,14 @@ def test_a_process_that_ended_without_returning_is_found_by_its_rank(job):
     assert job.describe_returned().endswith("rank 2 had come to the end of the program")
 
 
+def test_a_process_that_left_is_found_before_it_is_seen_to_have_ended(job):
+    job.started(1).write_text("101")
+    job.left(1).touch()
+    assert job.find_silent(set()) == 3
+    job.begin(1)
+    assert job.find_silent(set()) is None
+
+
 def test_what_a_process_left_is_gone_when_another_takes_its_place(job):
     job.mistake(1).write_text("ConfigError: no")
     for file in (job.returned(1), job.joined(1)):
