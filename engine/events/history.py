@@ -37,6 +37,7 @@ class HistoryBuffer:
 
     def update(self, value: float, iteration: float | None = None) -> None:
         """Add a value; the iteration defaults to the number of updates so far."""
+        self._catch_up()
         place = self._evicted + len(self._values)
         self.extend([float(value)], [place if iteration is None else int(iteration)])
 
@@ -107,11 +108,6 @@ class HistoryBuffer:
                 break
             count += 1
         return count
-
-    def since(self, count: int) -> Column:
-        """The kept values after the first `count` ever added. It does not `catch_up`."""
-        start = max(count - self._evicted, 0)
-        return Column(self._values[start:], self._iterations[start:])
 
     def replace_last(self, count: int, column: Column) -> None:
         """Put others in the place of the last `count` values. It does not `catch_up`."""

@@ -63,6 +63,8 @@ class JointPlan:
         kept = np.flatnonzero(ages - youngest[places] < window)
         self._cells, self._ages = _find_cells(places[kept], ages[kept], own)
         self._has_groups = len(places) < len(order)  # else all is in the order it was put in
+        self.keeps_order = self._rows > 1 and not self._has_groups and len(kept) == len(order)
+        """Whether each value that rank 0 has put has a joint one, and there are no others."""
         self._kept = kept if self._has_groups else order[kept]
         self._is_time = is_time[places if self._has_groups else places[np.argsort(order)]]
 
@@ -70,7 +72,7 @@ class JointPlan:
         """The joint values of each name, from those of all ranks in the order of the layouts."""
         if not len(values):
             return []
-        joint = self._join(values)[self._kept]
+        joint = self.join_in_order(values)[self._kept]
         numbers = array("d", joint.tobytes())  # slices of it are quicker than NumPy's
         iterations = [array("q", (iteration - ages).tobytes()) for ages in self._ages]
         return [
@@ -78,7 +80,8 @@ class JointPlan:
             for place, replaced, start, end, ages in self._cells
         ]
 
-    def _join(self, values: np.ndarray) -> np.ndarray:
+    def join_in_order(self, values: np.ndarray) -> np.ndarray:
+        """The joint values of cells; if the plan `keeps_order`, in the order of rank 0's layout."""
         means = largest = values
         # Means are those of differences to one of the values: what is the same on all ranks, as the
         # result of an evaluation, does not change by rounding.

@@ -3,8 +3,8 @@
 import pickle
 import socket
 from array import array
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,10 @@ class News(NamedTuple):
 Message = tuple[News | None, bytes]  # with the values
 
 
+def _refuse(values: np.ndarray) -> bool:
+    return False
+
+
 class OverRanks:
     """For each iteration the mean over the ranks that have put a value.
 
@@ -44,12 +48,13 @@ class OverRanks:
         self._names: list[str] = []  # what was put since the last call, as it came
         self._column = _no_values()
         self._notes = 0
+        self._is_whole = True  # whether nothing of it was let go
         self._places: dict[str, int] = {}  # of names, in layouts; -1: not sent
         self._sent: list[str] = []  # the names that have places
         self._told = 0  # of these, how many rank 0 knows
         self._last_names: list[str] | None = None
         self._last_ages = b""
-        self._chosen = np.zeros(0, np.intp)  # which of the last puts were sent
+        self._chosen = np.zeros(0, np.intp)  # which of the last puts were sent, from their end
         self._mailbox = Mailbox()
         self._all_ranks = AllRanks(window)  # used on rank 0
 
@@ -73,17 +78,28 @@ class OverRanks:
         if self._notes >= MANY_NOTES:
             self._let_old_go()
 
-    def join(self, hints: Mapping[str, bool], iteration: int) -> list[tuple[str, int, Column]]:
+    def join(
+        self,
+        hints: Mapping[str, bool],
+        iteration: int,
+        overwrite: Callable[[np.ndarray, np.ndarray], bool],
+    ) -> list[tuple[str, int, Column]]:
         """What the ranks have put since the last call: on rank 0, where it is written, names with
         what takes the place of the last so many values there.
 
-        All ranks call it in the same iteration.
+        Where each value of rank 0's own has one that takes its place, `overwrite` is called first,
+        with the places in what was noted, counted from its end, and the values; if it returns True,
+        that was all. All ranks call it in the same iteration.
         """
+        is_whole, self._is_whole = self._is_whole, True
         message = self._message(hints, iteration)
         others = self._mailbox.collect(pickle.dumps(message) if comm.get_rank() else b"")
         if comm.get_rank():
             return []
-        return self._all_ranks.join([message, *map(pickle.loads, others)], iteration)
+        messages = [message, *map(pickle.loads, others)]
+        can_overwrite = is_whole and len(self._chosen) > 0
+        in_order = partial(overwrite, self._chosen) if can_overwrite else _refuse
+        return self._all_ranks.join(messages, iteration, in_order)
 
     def finish(self) -> None:
         """Wait until rank 0 has what was sent."""
@@ -110,7 +126,7 @@ class OverRanks:
                 self._sent += [] if _is_own(name) else [name]
         recent = _find_recent(names, iterations, self.window)
         chosen = [at for at in recent if self._places[names[at]] >= 0]
-        self._chosen = np.array(chosen, np.intp)
+        self._chosen = np.array(chosen, np.intp) - len(names)
         places = np.array([self._places[names[at]] for at in chosen], np.intp)
         return Layout(places, ages[self._chosen])
 
@@ -123,6 +139,7 @@ class OverRanks:
             array("q", [iterations[at] for at in recent]),
         )
         self._notes = 0
+        self._is_whole = False
 
 
 class AllRanks:
@@ -138,8 +155,16 @@ class AllRanks:
         self._slow_ranks = SlowRanks(window)
         self._watched: list[tuple[str, np.ndarray]] = []  # times, and where each rank's values are
 
-    def join(self, messages: Sequence[Message], iteration: int) -> list[tuple[str, int, Column]]:
-        """Names, with what takes the place of the last so many of rank 0's own values."""
+    def join(
+        self,
+        messages: Sequence[Message],
+        iteration: int,
+        overwrite: Callable[[np.ndarray], bool] = _refuse,
+    ) -> list[tuple[str, int, Column]]:
+        """Names, with what takes the place of the last so many of rank 0's own values.
+
+        Nothing if `overwrite` has taken values for all of these, in the order they were put.
+        """
         for rank, (news, _) in enumerate(messages):
             if news is not None:
                 self._note(rank, news)
@@ -148,6 +173,8 @@ class AllRanks:
         values = np.frombuffer(b"".join([values for _, values in messages]))
         for name, places in self._watched:
             self._slow_ranks.note(name, values[places])
+        if plan.keeps_order and overwrite(plan.join_in_order(values)):
+            return []
         names = self._names
         joint = plan.join(values, iteration)
         return [(names[place], replaced, column) for place, replaced, column in joint]

@@ -83,7 +83,7 @@ class CommonMetricPrinter(EventWriter):
     def _seconds_left(self, storage: EventStorage) -> float | None:
         if self._max_iter is None:
             return None
-        if "time" in storage.histories():
+        if "time" in storage.smoothing_hints():
             # A median: one step that took long, as on a laptop that slept, is not what comes.
             seconds = storage.history("time").median(200)
         elif self._last_write and storage.iter > self._last_write[0]:

@@ -25,7 +25,6 @@ class ScalarLog:
     """
 
     __slots__ = (
-        "_cycle",
         "entries",
         "foreign",
         "has_tensors",
@@ -45,7 +44,6 @@ class ScalarLog:
         self.iteration = iteration  # the current one
         self.prefix = ""  # of the name scopes that are open
         self.foreign: set[str] = set()  # names whose hint is that of a checkpoint or another rank
-        self._cycle: list[str] = []  # the names that each of the last steps put, in their order
 
     def put(
         self,
@@ -113,43 +111,6 @@ class ScalarLog:
             for at, number in zip(places, numbers, strict=True):
                 values[at] = number
         return names, _column(values, iterations)
-
-    def by_name(self, names: list[str], column: Column) -> dict[str, Column]:
-        """What `take` gave, a column for each name."""
-        # Most steps put the same names in the same order: then a column is every count-th value.
-        values, iterations = column
-        start, count = self._find_cycles(names)
-        columns: dict[str, Column] = {}
-        for name, value, iteration in zip(names[:start], values, iterations, strict=False):
-            if name not in columns:
-                columns[name] = Column(array("d"), array("q"))
-            columns[name].values.append(value)
-            columns[name].iterations.append(iteration)
-        for at, name in enumerate(names[start : start + count], start):
-            if name in columns:
-                columns[name].values.extend(values[at::count])
-                columns[name].iterations.extend(iterations[at::count])
-            else:
-                columns[name] = Column(values[at::count], iterations[at::count])
-        return columns
-
-    def _find_cycles(self, names: list[str]) -> tuple[int, int]:
-        """From where to the end of the list the same names come again and again, and how many."""
-        end, count = len(names), len(self._cycle)
-        if count and names[end % count :] == self._cycle * (end // count):
-            return end % count, count
-        if not names:
-            return 0, 0
-        count = names[::-1].index(names[-1], 1) if names.count(names[-1]) > 1 else end
-        cycle = names[-count:]
-        if len(set(cycle)) == count:
-            # What a write or an evaluation puts comes once, before the steps that follow it.
-            for start in range(end % count, min(end, 4 * count), count):
-                if names[start:] == cycle * ((end - start) // count):
-                    if end - start > count:
-                        self._cycle = cycle
-                    return start, count
-        return end, 0
 
 
 def _checked_iteration(name: str, iteration: float) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from engine.events.current import close_storage, open_storage
+from engine.events.histories import Histories, Reading
 from engine.events.history import HistoryBuffer
 from engine.events.media import (
     MediaQueue,
@@ -24,8 +25,6 @@ from engine.events.over_ranks import OverRanks
 from engine.events.scalar_log import MAX_ENTRIES, ScalarLog
 from engine.utils.suggest import hint_at
 from engine.utils.unique_names import unique_names
-
-KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
 
 
 class EventStorage:
@@ -44,17 +43,14 @@ class EventStorage:
     """
 
     def __init__(self, start_iter: int = 0, log_period: int = 20) -> None:
-        self._catch_up = _weak_sync(self)
-        self._log = ScalarLog(int(start_iter), self._catch_up)
+        catch_up = _weak_sync(self)
+        self._log = ScalarLog(int(start_iter), catch_up)
+        self._histories = Histories(catch_up)
         if type(self).put_scalar is _put_scalar:
             # Quicker by a fifth: where a class has a __getattr__, finding a method is slow.
             self.put_scalar = self._log.put  # type: ignore[method-assign]
         self._smoothing_window = log_period
         self.early_stop = False  # set it to end the run after the current step
-        self._histories: dict[str, HistoryBuffer] = {}
-        self._shown: dict[str, tuple[float, int, int]] = {}  # what `_readings` gave last
-        self._shown_window = 0
-        self._unshown: dict[str, None] = {}  # names with values since then, in their order
         self._sync_callbacks: list[Callable[[], None]] = []
         self._listeners: dict[str, Callable[..., None]] = {}
         self._images = MediaQueue("images")
@@ -179,7 +175,7 @@ class EventStorage:
         self, window_size: int | None = None
     ) -> dict[str, tuple[float, int]]:
         """As `latest`, but a median over the last `window_size` iterations where hinted so."""
-        readings = self._readings(window_size or self.smoothing_window)
+        readings = self._readings(window_size)
         return {name: (value, iteration) for name, (value, iteration, _) in readings.items()}
 
     @property
@@ -208,7 +204,7 @@ class EventStorage:
         """
         seen = self._cursor(reader)
         records: dict[int, dict[str, float]] = {}
-        readings = self._readings(window_size or self.smoothing_window)
+        readings = self._readings(window_size)
         for name, (value, iteration, count) in readings.items():
             if seen.get(name) != count:
                 seen[name] = count
@@ -256,15 +252,11 @@ class EventStorage:
         """Sort what was put into the histories; tensors become numbers in one transfer a device."""
         if not (self._log.entries or self._sync_callbacks):
             return
-        names, column = self._log.take()
-        if self._over_ranks is not None and names:
-            self._over_ranks.note(names, column)
-        columns = self._log.by_name(names, column)
-        for name, (values, iterations) in columns.items():
-            if name not in self._histories:
-                self._histories[name] = self._new_history()
-            self._histories[name].extend(values, iterations)
-        self._unshown.update(dict.fromkeys(columns))
+        if self._log.entries:
+            names, column = self._log.take()
+            if self._over_ranks is not None:
+                self._over_ranks.note(names, column)
+            self._histories.add(names, column)
         for callback in self._sync_callbacks:
             callback()
 
@@ -292,13 +284,12 @@ class EventStorage:
         if self._over_ranks is None:
             return
         self.sync()
-        joint = self._over_ranks.join(self._log.hints, self._log.iteration)
+        joint = self._over_ranks.join(
+            self._log.hints, self._log.iteration, self._histories.overwrite_last
+        )
         for name, replaced, column in joint:
-            if name not in self._histories:
-                self._log.take_hint(name, self._over_ranks.hints[name])
-                self._histories[name] = self._new_history()
-            self._histories[name].replace_last(replaced, column)
-            self._unshown[name] = None
+            self._log.take_hint(name, self._over_ranks.hints[name])
+            self._histories.replace_last(name, replaced, column)
 
     def on_sync(self, callback: Callable[[], None]) -> None:
         """Call back at each `sync`, when devices are waited for anyway."""
@@ -344,9 +335,7 @@ class EventStorage:
         vars(self).update(state["notes"])
         for name, saved in state["scalars"].items():
             self._log.take_hint(name, saved["smoothing_hint"])
-            self._histories[name] = self._new_history()
-            self._histories[name].load_state_dict(saved)
-        self._unshown.update(dict.fromkeys(self._histories))
+            self._histories.load(name, saved)
         self._saved_cursors = dict(state["cursors"])
 
     def __getstate__(self) -> dict:
@@ -366,6 +355,7 @@ class EventStorage:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._histories.sort_in_all()  # they may outlive this storage
         close_storage(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -388,20 +378,9 @@ class EventStorage:
     def _histograms(self) -> list[dict]:
         return [summarize_histogram(*entry) for entry in self._samples.all()]
 
-    def _readings(self, window: int) -> dict[str, tuple[float, int, int]]:
-        """The value to show, its iteration and the number of values of each scalar."""
+    def _readings(self, window_size: int | None) -> dict[str, Reading]:
         self.sync()
-        if window != self._shown_window:
-            self._shown_window = window
-            self._unshown = dict.fromkeys(self._histories)
-        hints, shown = self._log.hints, self._shown
-        for name in self._unshown:  # computed once for all writers
-            shown[name] = self._histories[name].reading(window if hints[name] else 0)
-        self._unshown.clear()
-        return shown
-
-    def _new_history(self) -> HistoryBuffer:
-        return HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up)
+        return self._histories.readings(window_size or self.smoothing_window, self._log.hints)
 
     def _cursor(self, reader: object) -> dict[str, int]:
         try:

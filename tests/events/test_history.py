@@ -139,9 +139,9 @@ def test_extending_is_updating_with_each():
 
 def test_a_storage_can_hand_over_values_when_they_are_read():
     waiting = [1.0, 2.0]
-    buffer = HistoryBuffer(catch_up=lambda: buffer.update(waiting.pop(0)))
+    buffer = HistoryBuffer(catch_up=lambda: buffer.extend([waiting.pop(0)], [0]))
     assert buffer.latest() == 1.0
-    assert buffer.values() == [(1.0, 0), (2.0, 1)]
+    assert buffer.values() == [(1.0, 0), (2.0, 0)]
 
 
 @settings(max_examples=40, deadline=None)
@@ -211,15 +211,6 @@ def test_memory_is_bounded_by_the_length():
         assert tracemalloc.get_traced_memory()[0] < 200_000  # all values would be 1.3 MB
     finally:
         tracemalloc.stop()
-
-
-def test_the_values_after_some_count_are_those_kept_of_them():
-    buffer = filled([1.0, 2.0, 3.0, 4.0])
-    assert buffer.since(2) == column([3.0, 4.0], [2, 3])
-    assert buffer.since(4) == column([], [])
-    short = filled([float(i) for i in range(40)], max_length=10)
-    assert short.count == 40
-    assert short.since(0).values[-10:].tolist() == [float(i) for i in range(30, 40)]
 
 
 def test_the_last_values_can_be_replaced_in_all_that_is_told_of_them():

@@ -1,0 +1,155 @@
+"""Histories: those of all scalars of a run, and what is shown of them."""
+
+import weakref
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from engine.events.history import Column, HistoryBuffer
+from engine.events.table import MAX_ROWS, Table, find_cycle
+
+KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
+
+Reading = tuple[float, int, int]
+"""The value to show, its iteration, and how many there have been."""
+
+
+class Histories(Mapping[str, HistoryBuffer]):
+    """By name. The scalars of steps that put the same names wait in a table until someone asks for
+    a history: to sort in each name at each write takes longer than all else. What writers show is
+    read off the table.
+
+    `catch_up` is called before each read of a history, to `add` what has not been so far.
+    """
+
+    def __init__(self, catch_up: Callable[[], None]) -> None:
+        self._catch_up = catch_up
+        self._by_name: dict[str, HistoryBuffer] = {}
+        self._table = Table()
+        self._last_rows = 0  # values in the table that were added last
+        self._shown: dict[str, Reading] = {}  # what `readings` gave last
+        self._shown_window = 0
+        self._shown_rows = 0  # of the table, how many are in it
+        self._unshown: dict[str, None] = {}  # other names that have changed, in their order
+
+    def __getitem__(self, name: str) -> HistoryBuffer:
+        history = self._by_name[name]
+        self._sort_in(name)
+        return history
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def add(self, names: list[str], column: Column) -> None:
+        """Take scalars with their names, in the order they were put."""
+        start = self._table.find_start(names)
+        if start == len(names) and (cycle := find_cycle(names)):
+            self._begin_table(cycle)
+            start = self._table.find_start(names)
+        odd = _by_name(names[:start], column)
+        for name, (values, iterations) in odd.items():
+            self._leave_table(name)
+            self._find_or_make(name).extend(values, iterations)
+        self._unshown.update(dict.fromkeys(odd))
+        self._last_rows = len(names) - start
+        if self._last_rows:
+            if not self._table.rows:
+                for name in self._table.names:
+                    self._find_or_make(name)
+            if self._table.rows > MAX_ROWS:
+                self.sort_in_all()
+                self._shown_rows -= self._table.cut()  # below 0 if some were never shown
+            self._table.add(Column(column.values[start:], column.iterations[start:]))
+
+    def readings(self, window: int, hints: Mapping[str, bool]) -> dict[str, Reading]:
+        """Of each scalar the median over `window` iterations if its hint says so, else the latest
+        value; computed once for all who ask."""
+        if window != self._shown_window:
+            self._shown_window = window
+            self._unshown = dict.fromkeys(self._by_name)
+        table, shown = self._table, self._shown
+        if new := table.rows - self._shown_rows:
+            self._shown_rows = table.rows
+            read = table.read(window) if shown.keys() >= table.places.keys() else None
+            if read is None:
+                self._unshown.update(dict.fromkeys(table.names))
+            else:
+                for name, median, latest, at in zip(table.names, *read, strict=True):
+                    value = median if hints[name] else latest
+                    shown[name] = value, at, shown[name][2] + new
+        for name in self._unshown:
+            self._sort_in(name)
+            shown[name] = self._by_name[name].reading(window if hints[name] else 0)
+        self._unshown.clear()
+        return shown
+
+    def overwrite_last(self, places: np.ndarray, values: np.ndarray) -> bool:
+        """Put others in the place of some of the values that were added last, unless one has been
+        read: returns whether it was done. `places` are counted from the end, the first one first.
+        """
+        unshown = (self._table.rows - self._shown_rows) * len(self._table.names)
+        is_new = -places[0] <= min(self._last_rows, unshown)
+        return is_new and self._table.overwrite(places, values)
+
+    def replace_last(self, name: str, count: int, column: Column) -> None:
+        """Put others in the place of the last so many values of a name, which may be a new one."""
+        self._leave_table(name)
+        self._find_or_make(name).replace_last(count, column)
+        self._unshown[name] = None
+
+    def load(self, name: str, state: dict) -> None:
+        """Have the history of a name be the saved one."""
+        self._leave_table(name)
+        self._find_or_make(name).load_state_dict(state)
+        self._unshown[name] = None
+
+    def sort_in_all(self) -> None:
+        """Have each history hold all that was added of it."""
+        for name in self._table.names:
+            self._sort_in(name)
+
+    def _begin_table(self, names: list[str]) -> None:
+        if self._table.rows:
+            self.sort_in_all()
+            self._unshown.update(dict.fromkeys(self._table.names))
+        self._table = Table(names)
+        self._shown_rows = self._last_rows = 0
+
+    def _leave_table(self, name: str) -> None:
+        """Have nothing of a name in the table."""
+        if self._table.rows and name in self._table.places:
+            self._begin_table(self._table.names)
+
+    def _find_or_make(self, name: str) -> HistoryBuffer:
+        if name not in self._by_name:
+            self._by_name[name] = HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up_of(name))
+        return self._by_name[name]
+
+    def _catch_up_of(self, name: str) -> Callable[[], None]:
+        reference = weakref.ref(self)  # a strong one would be a cycle
+
+        def catch_up() -> None:
+            if (owner := reference()) is not None:
+                owner._catch_up()
+                owner._sort_in(name)
+
+        return catch_up
+
+    def _sort_in(self, name: str) -> None:
+        if (column := self._table.take(name)) is not None:
+            self._by_name[name].extend(*column)
+
+
+def _by_name(names: list[str], column: Column) -> dict[str, Column]:
+    """The first values of a column, by their names."""
+    columns: dict[str, Column] = {}
+    for name, value, iteration in zip(names, *column, strict=False):
+        if name not in columns:
+            columns[name] = Column(array("d"), array("q"))
+        columns[name].values.append(value)
+        columns[name].iterations.append(iteration)
+    return columns

@@ -1,0 +1,96 @@
+import math
+from array import array
+
+import numpy as np
+import pytest
+
+from engine.events.history import Column
+from engine.events.table import KEPT_ROWS, Table, find_cycle
+
+
+def rows(start: int, count: int, step: int = 1) -> Column:
+    """Of two names, with values that are the iteration and its double."""
+    iterations = [at for at in range(start, start + count * step, step) for _ in range(2)]
+    values = [float(at * (1 + place % 2)) for place, at in enumerate(iterations)]
+    return Column(array("d", values), array("q", iterations))
+
+
+@pytest.fixture
+def table():
+    """Four rows of two names."""
+    made = Table(["loss", "double"])
+    made.add(rows(0, 4))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("names", "start"),
+    [
+        (["loss", "double"] * 3, 0),
+        (["eta", "loss", "double"], 1),
+        (["double", *["loss", "double"] * 2], 1),
+        (["accuracy", "eta", "lr", "loss", "double"], 3),
+        (["loss", "double", "loss"], 3),
+        (["eta"], 1),
+    ],
+)
+def test_rows_are_found_after_what_was_put_once(table, names, start):
+    assert table.find_start(names) == start
+
+
+@pytest.mark.parametrize(
+    ("names", "cycle"),
+    [
+        ("ababab", "ab"),
+        ("eabcabc", "abc"),
+        ("bababa", "ba"),
+        ("abc", ""),
+        ("abb", "b"),
+        ("aba", ""),
+    ],
+)
+def test_a_cycle_is_what_comes_at_least_twice_at_the_end(names, cycle):
+    assert find_cycle(list(names)) == list(cycle)
+
+
+def test_a_column_is_taken_once(table):
+    assert table.take("double") == Column(array("d", [0, 2, 4, 6]), array("q", [0, 1, 2, 3]))
+    assert table.take("double") is None
+    table.add(rows(4, 1))
+    assert table.take("double") == Column(array("d", [8]), array("q", [4]))
+    assert table.take("accuracy") is None
+
+
+def test_medians_are_read_of_successive_iterations_with_one_more_before(table):
+    assert table.read(3) == ([2.0, 4.0], [3.0, 6.0], [3, 3])
+    assert table.read(2) == ([2.5, 5.0], [3.0, 6.0], [3, 3])
+    assert table.read(4) is None
+    table.add(rows(5, 2))
+    assert table.read(1) == ([6.0, 12.0], [6.0, 12.0], [6, 6])
+    assert table.read(2) is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_medians_of_what_is_not_finite_are_those_of_a_history():
+    table = Table(["a", "b", "c"])
+    values = [0, 0, 0, math.nan, math.inf, 1e308, 1, -math.inf, 1.5e308]
+    table.add(Column(array("d", values), array("q", [0, 0, 0, 1, 1, 1, 2, 2, 2])))
+    medians, _, _ = table.read(2)
+    assert str(medians) == "[nan, nan, inf]"
+
+
+def test_values_are_overwritten_while_they_are_not_taken(table):
+    assert table.overwrite(np.array([-3, -1]), np.array([7.0, 9.0]))
+    assert table.take("double").values.tolist() == [0.0, 2.0, 7.0, 9.0]
+    assert not table.overwrite(np.array([-2]), np.array([5.0]))
+
+
+def test_the_rows_that_are_kept_are_the_last_ones(table):
+    table.add(rows(4, KEPT_ROWS))
+    for name in table.names:
+        table.take(name)
+    assert table.cut() == 4
+    table.add(rows(4 + KEPT_ROWS, 1))
+    assert table.rows == KEPT_ROWS + 1
+    assert table.take("loss").iterations.tolist() == [KEPT_ROWS + 4]
+    assert table.read(KEPT_ROWS)[1] == [KEPT_ROWS + 4.0, 2.0 * KEPT_ROWS + 8]
