@@ -12,6 +12,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from fvcore.common.checkpoint import (
@@ -36,7 +37,13 @@ from engine.checkpoint.matching import match_by_suffix, mismatch_table
 from engine.checkpoint.plain import as_plain
 from engine.checkpoint.sharded import read_sharded, write_sharded
 from engine.parallel import comm
-from engine.parallel.fsdp import is_sharded, is_sharded_tensor, shard_like, tied_parameters
+from engine.parallel.fsdp import (
+    is_sharded,
+    is_sharded_tensor,
+    shard_like,
+    shard_optimizer_state,
+    tied_parameters,
+)
 from engine.parallel.joint_errors import joint_errors
 from engine.utils.files import PathManager, atomic_write, is_remote
 
@@ -249,6 +256,10 @@ class Checkpointer(FvcoreCheckpointer):
         self._manifest.settle(name)
         if tag_as_last:
             self.tag_last_checkpoint(name)
+        # A run that was not sharded before, or no longer is, has left one of the other kind.
+        other = path.removesuffix(".pth") if path.endswith(".pth") else f"{path}.pth"
+        if os.path.basename(other) in self._manifest.records():
+            delete_checkpoint(other)
         if then is not None:
             then()
 
@@ -311,16 +322,21 @@ class Checkpointer(FvcoreCheckpointer):
         self.logger.info("Loading %s", path)
         share = slice(comm.get_rank(), None, comm.get_world_size()) if is_joint else slice(None)
         with joint_errors() if is_joint else nullcontext():
-            checkpoint = self._read(path, share)
+            found = self._find_undamaged(path, share)
+        with joint_errors() if is_joint else nullcontext():
+            checkpoint = self._load_file(found)
         if (incompatible := self._load_model(checkpoint)) is not None:  # some override it
             self._log_incompatible_keys(incompatible)
         for key in self.checkpointables if checkpointables is None else checkpointables:
             if key in checkpoint:
-                self.checkpointables[key].load_state_dict(checkpoint.pop(key))
+                state, target = checkpoint.pop(key), self.checkpointables[key]
+                if isinstance(target, torch.optim.Optimizer):
+                    state = shard_optimizer_state(state, target)
+                target.load_state_dict(state)
         return checkpoint
 
-    def _read(self, path: str, share: slice) -> dict[str, Any]:
-        """What a checkpoint holds; of its checksums, a share is compared."""
+    def _find_undamaged(self, path: str, share: slice) -> str:
+        """Where a checkpoint is on this machine; of its checksums, a share is compared."""
         folder, name = os.path.split(path)
         manifest = Manifest(folder)
         found = manifest.locate(name)
@@ -333,9 +349,7 @@ class Checkpointer(FvcoreCheckpointer):
             raise CheckpointError(
                 f"the checkpoint {path} cannot be loaded: it is damaged ({damage})"
             )
-        if os.path.isdir(found):
-            return self._load_file(found)
-        return self._load_file(self.path_manager.get_local_path(path))
+        return found if os.path.isdir(found) else self.path_manager.get_local_path(path)
 
     def _load_file(self, f: str) -> dict[str, Any]:
         if not os.path.isdir(f):
@@ -355,7 +369,14 @@ class Checkpointer(FvcoreCheckpointer):
         for name in wanted.keys() & checkpoint["model"].keys():
             if is_sharded_tensor(wanted[name]):
                 checkpoint["model"][name] = shard_like(checkpoint["model"][name], wanted[name])
+        extra = _take_what_is_no_tensor(checkpoint["model"])
         result = super()._load_model(checkpoint)
+        if extra:  # what `get_extra_state` of modules has returned
+            unexpected = self.model.load_state_dict(extra, strict=False).unexpected_keys
+            missing = [name for name in result.missing_keys if name not in extra]
+            result = _IncompatibleKeys(
+                missing, result.unexpected_keys + unexpected, result.incorrect_shapes
+            )
         unfit = {*result.missing_keys, *(name for name, *_ in result.incorrect_shapes)}
         if names and unfit >= set(names):
             raise CheckpointError(
@@ -374,6 +395,11 @@ class Checkpointer(FvcoreCheckpointer):
                 "Weights that do not fit; in the model they stay as they are:\n%s",
                 mismatch_table(incompatible),
             )
+
+
+def _take_what_is_no_tensor(state: dict[str, Any]) -> dict[str, Any]:
+    names = [name for name in state if not isinstance(state[name], torch.Tensor | np.ndarray)]
+    return {name: state.pop(name) for name in names}
 
 
 def warn_of_failed_save(path: str, error: Exception) -> None:

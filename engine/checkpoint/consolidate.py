@@ -59,7 +59,10 @@ def _averaged(state: dict[str, Any], checkpoint: str) -> dict[str, torch.Tensor]
     weights = state["model"]
     # By memory, as a weight may have two names and its average has one.
     by_weight = {_place(weights[name]): value for name, value in averages[0].items()}
-    return {name: by_weight.get(_place(weight), weight) for name, weight in weights.items()}
+    return {
+        name: by_weight.get(_place(weight), weight) if torch.is_tensor(weight) else weight
+        for name, weight in weights.items()
+    }
 
 
 def _place(weight: torch.Tensor) -> tuple[int, torch.Size]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from engine import SimpleTrainer
 from engine.checkpoint import Checkpointer, CheckpointError
+from engine.checkpoint.consolidate import consolidate_checkpoint
 from engine.hooks import BestCheckpointer, EMAHook, EvalHook, LRScheduler
 
 
@@ -463,6 +464,33 @@ def test_a_module_is_told_the_version_it_was_saved_with(tmp_path):
     checkpointer.save("model")
     checkpointer.resume_or_load("")
     assert values(model) == {1.0}
+
+
+class Counting(nn.Linear):
+    """Keeps a plain value beside its weights."""
+
+    seen = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+def test_extra_states_of_modules_come_back(tmp_path, log):
+    saved, model = nn.Sequential(Counting(2, 2)), nn.Sequential(Counting(2, 2))
+    saved[0].seen = 5
+    Checkpointer(saved, tmp_path).save("model_0000003", iteration=3)
+    Checkpointer(model, tmp_path).resume_or_load("")
+    assert model[0].seen == 5
+    assert torch.equal(model[0].weight, saved[0].weight)
+    Checkpointer(nn.Sequential(nn.Linear(2, 2)), tmp_path).resume_or_load("")
+    assert "0._extra_state" in log.text
+    consolidate_checkpoint(f"{tmp_path}/model_0000003.pth", f"{tmp_path}/weights.safetensors")
+    model[0].seen = 7
+    Checkpointer(model).load(f"{tmp_path}/weights.safetensors")
+    assert model[0].seen == 7  # that format has no place for it
 
 
 # --- other formats -----------------------------------------------------------------------------

@@ -172,6 +172,17 @@ def test_a_folder_is_replaced_by_a_new_one(tmp_path, filled):
     }
 
 
+def test_a_run_that_is_no_longer_sharded_or_now_is_leaves_no_older_one_behind(tmp_path, filled):
+    for value, model in enumerate([filled(0), nn.Linear(2, 2), filled(2)]):
+        nn.init.constant_(model.weight, value)
+        Checkpointer(model, tmp_path).save("model_best")
+        names = {path.name for path in tmp_path.iterdir()} - {"manifest.json", "last_checkpoint"}
+        assert names == ({"model_best.pth"} if value == 1 else {"model_best"})
+    (tmp_path / "model_final").mkdir()  # whatever it is, it is not ours
+    Checkpointer(nn.Linear(2, 2), tmp_path).save("model_final")
+    assert (tmp_path / "model_final").is_dir()
+
+
 def test_nothing_is_saved_without_a_folder_or_where_it_is_switched_off(tmp_path, filled):
     Checkpointer(filled(1)).save("model")
     Checkpointer(filled(1), tmp_path, save_to_disk=False).save("model")
@@ -233,6 +244,21 @@ def test_a_file_is_resumed_by_a_sharded_model(tmp_path, shard, model, batches):
         assert torch.allclose(sharded.model.state_dict()[name].full_tensor(), weight)
         average = sharded._hooks[0].average[name].full_tensor()
         assert torch.allclose(average, whole._hooks[0].average[name])
+
+
+def test_an_optimizer_of_ones_own_is_resumed_from_a_file(tmp_path, shard):
+    def step(model, optimizer) -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    for model in (nn.Linear(2, 2), shard(nn.Linear(2, 2))):
+        optimizer = torch.optim.Adam(model.parameters())
+        checkpointer = Checkpointer(model, tmp_path, optimizer=optimizer)
+        checkpointer.resume_or_load("")
+        step(model, optimizer)
+        checkpointer.save("model_0000000", iteration=0)
+    assert optimizer.state[model.weight]["step"] == 2
+    step(model, optimizer)
 
 
 def test_weights_saved_under_ddp_are_loaded_into_shards(tmp_path, filled):
