@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -21,13 +22,12 @@ import torch.distributed as dist
 from engine.hooks.stopping import REQUEUE_EXIT_CODE, STARTED_AT, process_age
 from engine.mistakes import MISTAKES
 from engine.parallel import comm
-from engine.parallel.children import Ends, is_running, send
+from engine.parallel.children import Ends, is_running, keep_end_to_itself, send
 from engine.parallel.device import BACKENDS, find_accelerator, set_current_device
 from engine.parallel.failures import FailureReports
 from engine.parallel.heartbeat import Heartbeat
 from engine.parallel.job import Exit, Job
 from engine.parallel.network import find_interface
-from engine.parallel.sockets import open_sockets
 from engine.utils.environment import usable_cpus
 
 MONITOR = 0.1  # seconds until the agent notices a death
@@ -92,10 +92,11 @@ def run_processes(job: Job) -> list[Any]:
             except RendezvousError as error:
                 is_lost = isinstance(error, RendezvousConnectionError) and job.machine_rank > 0
                 if not (is_lost and meetings):
-                    raise LaunchError(
-                        f"{job.num_machines} machines do not meet at {job.host}:{job.port}: "
-                        f"{type(error).__name__}: {error}"
-                    ) from error
+                    where = f"{job.host}:{job.port}"
+                    what = f"{job.num_machines} machines do not meet at {where}"
+                    if is_lost and job.have_met:
+                        what = f"machine 0 at {where} is gone"
+                    raise LaunchError(f"{what}: {type(error).__name__}: {error}") from error
                 logger.warning("Machine 0 at %s is gone; waiting for it", job.host)
                 reports.clear()  # a new agent counts from the beginning
 
@@ -158,16 +159,23 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
             if job.machine_rank > 0:  # its agent may wait on the link too
                 patience = PATIENCE if is_at_work else job.timeout.total_seconds()
                 deadline = time.monotonic() + patience
+        if (outside := job.pids_outside()) and (left := heartbeat.find_left()) is not None:
+            # They wait for its ranks.
+            job.mistake(0).write_text(f"Machine {left} has left before all ranks had met")
+            send(signal.SIGKILL, outside)
         ends.watch(pids)
         if ends.take_failed() and job.stop_code is None:
             # torch asks the others to end, and gives them half a minute: to wait for the dead one.
-            _call_later(PATIENCE, send, signal.SIGKILL, pids)
-        if (rank := job.find_silent(ends.good)) is not None:
+            call_later(PATIENCE, send, signal.SIGKILL, pids)
+        if (local_rank := job.find_silent(ends.good)) is not None:
             # torch takes it for a good end, and waits for a result for ever.
-            send(signal.SIGKILL, pids)
-            raise LaunchError(
-                f"Rank {rank} ended with exit code 0 in the middle of its program, as os._exit does"
-            )
+            rank = job.machine_rank * job.num_processes + local_rank
+            how = "ended with exit code 0 in the middle of its program, as os._exit does"
+            job.mistake(local_rank).write_text(f"Rank {rank} {how}")
+            others = [pid for pid in pids if is_running(pid)]
+            if not others:
+                raise LaunchError(job.find_mistake())
+            send(signal.SIGKILL, others)  # that is a failure for torch too
         if job.stop_code is not None:
             stop_deadline = min(stop_deadline, time.monotonic() + PATIENCE)
             if time.monotonic() > stop_deadline:
@@ -193,6 +201,7 @@ def _run_process(job: Job) -> Any:
     local_rank = int(os.environ["LOCAL_RANK"])
     _count_starts(job, local_rank)
     job.begin(local_rank)
+    keep_end_to_itself()
     _tell_of_leaving(job.left(local_rank))
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     _handle_signals(_exit)
@@ -214,17 +223,18 @@ def _run_process(job: Job) -> Any:
             _end_in_time()
             raise
     except KeyboardInterrupt:  # torch takes it for a good end, and waits for a result for ever
+        _end_in_time()
+        traceback.print_exc()
         sys.exit(128 + signal.SIGINT)
-    except Exception as error:
+    except BaseException as error:
+        _end_in_time()
         if isinstance(error, MISTAKES):
             job.mistake(local_rank).write_text(f"{type(error).__name__}: {error}")
         _handle_signals(signal.SIG_DFL)  # the agent sends one: no error of its own shall come of it
         time.sleep(3 * MONITOR)  # often the echo of another's death, which is to be found first
-        _end_in_time()
         raise
     job.returned(local_rank).touch()
-    if dist.is_initialized():
-        comm.leave_groups()
+    comm.leave_groups()
     return result
 
 
@@ -243,10 +253,11 @@ def _tell_of_leaving(file: Path) -> None:
 
 def _end_in_time() -> None:
     """Have this process end though a thread of the user's own would keep it: others wait for it."""
-    _call_later(PATIENCE, os._exit, 1)
+    call_later(PATIENCE, os._exit, 1)
 
 
-def _call_later(seconds: float, function: Callable[..., Any], *args: Any) -> None:
+def call_later(seconds: float, function: Callable[..., Any], *args: Any) -> None:
+    """Call a function in a while, unless the process has ended by then."""
     timer = threading.Timer(seconds, function, args)
     timer.daemon = True
     timer.start()
@@ -272,11 +283,9 @@ def _exit(number: int, _: Any) -> None:
 
 def _count_starts(job: Job, local_rank: int) -> None:
     """Have every start but the first count: torch leaves out those for a machine that came back."""
-    started = job.started(local_rank)
-    if started.exists():
+    if job.started(local_rank).exists():
         count = max(1, int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(count)
-    started.write_text(str(os.getpid()))
 
 
 def _join_group(job: Job) -> None:
@@ -294,11 +303,7 @@ def _join_group(job: Job) -> None:
     os.environ["RANK"] = str(rank)
     comm.timeout = job.timeout
     backend = BACKENDS[set_current_device(local_rank)]
-    others = open_sockets()
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=job.timeout
-    )
-    comm.world_sockets = open_sockets() - others
+    comm.enter_world(backend, store=store, rank=rank, world_size=world_size)
     comm.create_local_process_group(job.num_processes)
     comm.synchronize()
 

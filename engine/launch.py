@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from engine.elastic import LaunchError, run_processes
+from engine.elastic import PATIENCE, LaunchError, call_later, run_processes
 from engine.parallel import comm
 from engine.parallel.cluster import Place, find_place
 from engine.parallel.device import BACKENDS, check_count, set_current_device
@@ -117,12 +117,22 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     comm.timeout = timeout
     backend = BACKENDS[set_current_device(place.local_rank)]
-    dist.init_process_group(backend, init_method="env://", timeout=timeout)
+    comm.enter_world(backend, init_method="env://")
     comm.create_local_process_group(place.local_size)
     comm.synchronize()
-    result = record(main_func)(*args)  # torchrun's summary then has the traceback
+    try:
+        result = record(main_func)(*args)  # torchrun's summary then has the traceback
+    except BaseException:
+        # A thread of the user's own may keep this process: the others need not wait for it.
+        call_later(PATIENCE, _leave, dist.group.WORLD)
+        raise
     comm.leave_groups()
     return result
+
+
+def _leave(world: dist.ProcessGroup | None) -> None:
+    if dist.group.WORLD is world:  # the program may have gone on, with another
+        comm.leave_groups()
 
 
 def _refuse_impossible(

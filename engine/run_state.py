@@ -117,10 +117,17 @@ class RunState:
         self._random_states, self._after_epoch_at = (None, []), -1
         return StopDecision(stopped.get("reasons", ()), stopped.get("is_made", False))
 
-    def compare_hooks(self) -> None:
-        """Refuse hooks that wait for other ranks where not all ranks have them."""
+    def compare_ranks(self) -> None:
+        """Refuse hooks that wait for other ranks where not all ranks have them, and runs that would
+        end at different iterations."""
         if self._is_alone():
             return
+        lengths = comm.all_gather(self._trainer.max_iter)
+        if len(set(lengths)) > 1:
+            raise ValueError(
+                f"ranks would train to different iterations: {lengths}; give all the same, in "
+                "iterations if their epochs are not equally long"
+            )
         joint = [hook for hook in self._trainer._hooks if hook.is_joint]
         first, *others = comm.all_gather(Counter(map(_joint_class, joint)))
         for rank, counts in enumerate(others, start=1):

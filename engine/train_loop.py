@@ -65,7 +65,7 @@ class TrainerBase:
         with self.storage:
             try:
                 with self._run_state.leaving_evaluations():
-                    self._run_state.compare_hooks()
+                    self._run_state.compare_ranks()
                     self.before_train()
                     self._run_state.take_up()
                     while self.iter < self.max_iter and not self._is_stopped():

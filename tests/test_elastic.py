@@ -68,6 +68,39 @@ def leave_silently() -> None:
         os._exit(0)
 
 
+def leave_once() -> str:
+    """Rank 1 ends as if all was well, the first time."""
+    if not was_restarted() and comm.get_rank() == 1:
+        os._exit(0)
+    comm.synchronize()
+    return "done"
+
+
+def die_beside_children() -> None:
+    """Rank 1 dies, and on both ranks there are processes that outlive it."""
+    os.system("sleep 60 > /dev/null 2>&1 &")
+    if os.fork() == 0:
+        os.closerange(0, 3)  # the test reads to their end
+        time.sleep(60)
+        os._exit(0)
+    comm.synchronize()
+    if comm.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1000)
+
+
+def return_beside_a_child() -> str:
+    os.system("sleep 60 > /dev/null 2>&1 &")
+    return "done"
+
+
+def interrupt_beside_a_thread() -> None:
+    if comm.get_rank() == 1:
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        raise KeyboardInterrupt
+    comm.synchronize()
+
+
 def leave_in_native_code() -> None:
     """As above, without Python, while rank 0 goes on."""
     if comm.get_rank() == 1:
@@ -180,6 +213,8 @@ def killed_once(tmp_path_factory):
         ("return_on_one_rank", "Before that, rank 1 had come to the end of the program"),
         ("return_in_training", "Before that, rank 1 had come to the end of the program"),
         ("fail_beside_a_thread", "ZeroDivisionError: the error of rank 1"),
+        ("interrupt_beside_a_thread", "KeyboardInterrupt"),
+        ("die_beside_children", "Rank 1 was killed by SIGKILL"),
     ],
 )
 def test_no_rank_is_left_waiting_for_one_that_is_gone(program, end):
@@ -231,7 +266,23 @@ def test_a_rank_that_ends_without_a_word_is_named(program):
     process = start(program)
     _, errors = process.communicate(timeout=110)
     assert process.returncode == 1
-    assert "Rank 1 ended with exit code 0 in the middle of its program" in errors.splitlines()[-1]
+    assert "Rank 1 ended with exit code 0 in the middle of its program" in errors
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_without_a_word_is_started_again():
+    process = start("leave_once")
+    output, errors = process.communicate(timeout=110)
+    assert (process.returncode, json.loads(output)) == (0, "done")
+    assert "Rank 1 ended with exit code 0 in the middle of its program" in errors
+    assert "Restart 1 of 1" in errors
+
+
+@pytest.mark.slow
+def test_processes_that_ranks_leave_in_the_background_are_not_waited_for():
+    process = start("return_beside_a_child")
+    output, _ = process.communicate(timeout=50)  # those go on for a minute
+    assert (process.returncode, json.loads(output)) == (0, "done")
 
 
 @pytest.mark.slow
@@ -350,6 +401,8 @@ def main(name: str) -> None:
     if name == "die_once":
         print(json.dumps(launch(die_once, 2, max_restarts=1)))
         assert not dist.is_initialized()
+    elif name in ("leave_once", "return_beside_a_child"):
+        print(json.dumps(launch(globals()[name], 2, max_restarts=1)))
     elif name == "die_once_alone":
         print(json.dumps(launch(die_once, 1, max_restarts=1)))
     elif name == "wait_for_signal":

@@ -17,6 +17,20 @@ class JointPeriod(Period):
         super().__init__(spec)
         self._asked = self._next = -1  # iterations
         self._asked_at = 0.0  # seconds
+        self._are_epochs_equal = not self.is_in_epochs
+
+    def is_due(self, clock: Clock) -> bool:
+        if not self._are_epochs_equal:
+            self._compare_epochs(clock)
+        return super().is_due(clock)
+
+    def _compare_epochs(self, clock: Clock) -> None:
+        if len(set(comm.all_gather(clock.epoch_of(10**15)))) > 1:  # where any difference shows
+            raise ValueError(
+                f"the period {self.spec!r} has to end with the same iteration on all ranks, and "
+                "their epochs are not equally long: give it in iterations"
+            )
+        self._are_epochs_equal = True
 
     def _is_over(self, clock: Clock) -> bool:
         if not self._seconds or comm.get_world_size() == 1:

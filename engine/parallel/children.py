@@ -1,9 +1,14 @@
 """Processes that this one has started, looked at without taking their exit codes."""
 
+import gc
 import os
+import stat
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.resource_tracker import getfd
 
 
 class Ends:
@@ -53,3 +58,32 @@ def send(number: int, pids: Iterable[int]) -> None:
     for pid in filter(is_running, pids):
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def keep_end_to_itself() -> None:
+    """Have the end of this process, which multiprocessing has spawned, be seen at once.
+
+    Whoever waits for it does so for the end of a pipe, which the processes that this one starts
+    would hold open: data workers, or what `os.system` leaves in the background.
+    """
+    known = {one.fileno() for one in gc.get_objects() if type(one) is Connection and not one.closed}
+    known.add(getfd())  # forked processes need these: a queue of the user's, and this one
+    process = os.getpid()
+    for descriptor in range(3, 256):
+        with suppress(OSError):
+            is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+            if is_pipe and os.get_inheritable(descriptor) and _is_for_writing(descriptor):
+                os.set_inheritable(descriptor, False)
+                if descriptor not in known:
+                    os.register_at_fork(after_in_child=partial(_close_in, process, descriptor))
+
+
+def _is_for_writing(descriptor: int) -> bool:
+    import fcntl  # not on Windows
+
+    return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
+
+
+def _close_in(parent: int, descriptor: int) -> None:
+    if os.getppid() == parent:  # in others it may be anything by now
+        os.close(descriptor)

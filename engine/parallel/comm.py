@@ -5,13 +5,13 @@ import gc
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from engine.parallel.sockets import Sockets, end_connections
+from engine.parallel.sockets import Sockets, end_connections, open_sockets
 
 T = TypeVar("T")
 
@@ -168,13 +168,22 @@ def gloo_group() -> dist.ProcessGroup:
     return _gloo_group(dist.group.WORLD)
 
 
+def enter_world(backend: str, **options: Any) -> None:
+    """`init_process_group`, with note taken of the connections that it opens."""
+    global world_sockets
+    others = open_sockets()
+    dist.init_process_group(backend, timeout=timeout, **options)
+    world_sockets = open_sockets() - others
+
+
 def leave_groups() -> None:
     """End all groups of this process: whoever still waits for it gets an error at once."""
     global _local_group
     _local_group = None
     _gloo_group.cache_clear()
     flag_group.cache_clear()
-    dist.destroy_process_group()
+    if _is_distributed():
+        dist.destroy_process_group()
     gc.collect()  # a group that is referred to anywhere keeps its connections open
     # The store's stay: it may be this process that keeps it for the others.
     end_connections(world_sockets, except_port=int(os.environ.get("MASTER_PORT", 0)))

@@ -69,11 +69,15 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
         except RuntimeError as error:
             if "find_unused_parameters" not in str(error):
                 raise
-            named = self.module.named_parameters()
-            unused = [name for name, p in named if p.requires_grad and p.grad is None]
+            trained = {
+                name: p.grad for name, p in self.module.named_parameters() if p.requires_grad
+            }
+            unused = [name for name, grad in trained.items() if grad is None]
+            who = ", ".join(unused) or "(those of another process)"
+            if len(unused) == len(trained):
+                who = "(which ones cannot be told, as gradients were cleared since)"
             raise RuntimeError(
-                "parameters got no gradient in the last step: "
-                f"{', '.join(unused) or '(those of another process)'}. Use them, freeze them, or "
+                f"parameters got no gradient in the last step: {who}. Use them, freeze them, or "
                 "set PARALLEL.DDP.FIND_UNUSED_PARAMETERS (find_unused_parameters=True)"
             ) from error
         return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))

@@ -52,6 +52,11 @@ class Heartbeat:
             self._heard.pop(silent, None)
         return silent
 
+    def find_left(self) -> int | None:
+        """A machine that has said that it leaves, and has not come back; None if there is none."""
+        values = dict(self._values)  # the thread may add to it
+        return next((machine for machine, value in values.items() if value == b"left"), None)
+
     def _run(self) -> None:
         timeout = timedelta(seconds=self.limit)
         while not self._is_ending.wait(0.1):

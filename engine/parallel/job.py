@@ -65,6 +65,11 @@ class Job:
         """The file that a process leaves when it has met all others."""
         return Path(self.folder, f"joined_{local_rank}")
 
+    @property
+    def have_met(self) -> bool:
+        """Whether processes of this machine have met all others."""
+        return any(self.joined(local).exists() for local in range(self.num_processes))
+
     def started(self, local_rank: int) -> Path:
         """The file with the pid of a process of this machine."""
         return Path(self.folder, f"started_{local_rank}")
@@ -79,8 +84,13 @@ class Job:
         return next((file.read_text() for file in files if file.exists()), "")
 
     def begin(self, local_rank: int) -> None:
-        """Remove what a process may have left that had this place before a restart."""
-        for file in (self.returned, self.left, self.joined, self.mistake):
+        """Note that this process has a place, and remove what one before a restart may have left.
+
+        In this order: at each moment the files tell of one of the two.
+        """
+        self.left(local_rank).unlink(missing_ok=True)
+        self.started(local_rank).write_text(str(os.getpid()))
+        for file in (self.returned, self.joined, self.mistake):
             file(local_rank).unlink(missing_ok=True)
 
     def pids(self) -> dict[int, int]:
@@ -94,12 +104,13 @@ class Job:
         return [pid for local, pid in self.pids().items() if not self.joined(local).exists()]
 
     def find_silent(self, ended: set[int]) -> int | None:
-        """The rank of a process that left or is among those that ended, and never returned; None if
-        there is none."""
+        """The local rank of a process that left or is among those that ended, and never returned;
+        None if there is none, or it was told before."""
         for local_rank, pid in self.pids().items():
             is_gone = pid in ended or self.left(local_rank).exists()
-            if is_gone and not self.returned(local_rank).exists():
-                return self.machine_rank * self.num_processes + local_rank
+            is_known = self.returned(local_rank).exists() or self.mistake(local_rank).exists()
+            if is_gone and not is_known:
+                return local_rank
         return None
 
     def stop_with(self, code: int) -> None:

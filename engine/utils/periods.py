@@ -34,6 +34,12 @@ class Period:
         return self._seconds > 0 or any(period.is_in_time for _, period in self._later)
 
     @property
+    def is_in_epochs(self) -> bool:
+        """Whether the length of an epoch matters to it."""
+        later = (epochs or period.is_in_epochs for (_, epochs), period in self._later)
+        return bool(self._epochs or any(later))
+
+    @property
     def is_never(self) -> bool:
         """Whether it is one of 0."""
         return not (self._iterations or self._epochs or self._seconds or self._later)

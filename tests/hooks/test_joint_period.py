@@ -19,6 +19,11 @@ class Clock:
         return self.iter * (1.0, 3.7)[comm.get_rank()]
 
 
+class Uneven(Clock):
+    def epoch_of(self, iteration: int) -> int | None:
+        return iteration // (100_000 + comm.get_rank())
+
+
 def due(spec: int | str, iterations: int) -> list[int]:
     clock = Clock()
     periods.monotonic = clock.seconds
@@ -36,6 +41,9 @@ def work(rank: int, folder: Path) -> dict:
     comm.all_gather = lambda data: asked.append(data) or all_gather(data)
     seen["time"] = due("100 s", 450)
     seen["questions"] = len(asked)
+    for spec in ("1 epoch", "5; 1 epoch from 10", "0; 5 from 3 epoch"):
+        with pytest.raises(ValueError, match="epochs are not equally long: give it in iterations"):
+            JointPeriod(spec).is_due(Uneven())
     return seen
 
 

@@ -39,6 +39,16 @@ def work(rank: int, folder: Path) -> dict:
         create_ddp_model(nn.Linear(1, 1), compression="bf16")
     except ValueError as error:
         seen["bf16"] = str(error)
+    for are_cleared in (False, True):
+        model = create_ddp_model(nn.ModuleDict({"used": nn.Linear(1, 1), "idle": nn.Linear(1, 1)}))
+        model.module.forward = lambda x, module=model.module: module["used"](x)
+        model(torch.ones(1, 1)).sum().backward()
+        if are_cleared:
+            model.zero_grad()
+        try:
+            model(torch.ones(1, 1))
+        except RuntimeError as error:
+            seen["cleared" if are_cleared else "unused"] = str(error)
     return seen
 
 
@@ -74,6 +84,12 @@ def test_gradients_of_the_cpu_cannot_be_sent_as_bfloat16(processes):
 
 
 @pytest.mark.slow
+def test_parameters_without_a_gradient_are_named_where_that_can_be_known(processes):
+    for process in processes:
+        assert "no gradient in the last step: idle.weight, idle.bias. Use" in process["unused"]
+        assert "(which ones cannot be told, as" in process["cleared"]
+
+
 def test_further_arguments_are_those_of_ddp(processes):
     assert processes[0]["option type"] == ["DistributedDataParallel", True]
     assert processes[0]["option copies gradients"]

@@ -55,8 +55,12 @@ def test_a_machine_that_has_left_is_not_missed(store, machine):
     with Heartbeat("127.0.0.1", store.port, 0, 2, LIMIT) as heartbeat:
         wait_until(lambda: heartbeat.hears(1))
         machine.terminate()
+        assert heartbeat.find_left() is None
         wait_until(lambda: not heartbeat.hears(1))
         assert heartbeat.take_silent() is None
+        wait_until(lambda: heartbeat.find_left() == 1)
+        with Heartbeat("127.0.0.1", store.port, 1, 2, LIMIT):
+            wait_until(lambda: heartbeat.find_left() is None)
 
 
 def test_the_other_machines_miss_machine_0(store):

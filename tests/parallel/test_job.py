@@ -1,3 +1,4 @@
+import os
 from datetime import timedelta
 
 import pytest
@@ -36,6 +37,7 @@ def test_processes_are_outside_until_they_have_met_the_others(job):
     job.joined(1).touch()
     assert job.pids() == {0: 100, 1: 101}
     assert job.pids_outside() == [100]
+    assert job.have_met
 
 
 def test_a_process_that_ended_without_returning_is_found_by_its_rank(job):
@@ -43,16 +45,19 @@ def test_a_process_that_ended_without_returning_is_found_by_its_rank(job):
     job.started(1).write_text("101")
     job.returned(0).touch()
     assert job.find_silent({100}) is None
-    assert job.find_silent({100, 101}) == 3
+    assert job.find_silent({100, 101}) == 1
     assert job.describe_returned().endswith("rank 2 had come to the end of the program")
 
 
 def test_a_process_that_left_is_found_before_it_is_seen_to_have_ended(job):
     job.started(1).write_text("101")
     job.left(1).touch()
-    assert job.find_silent(set()) == 3
+    assert job.find_silent(set()) == 1
+    job.mistake(1).write_text("told")
+    assert job.find_silent(set()) is None
     job.begin(1)
     assert job.find_silent(set()) is None
+    assert job.pids() == {1: os.getpid()}
 
 
 def test_what_a_process_left_is_gone_when_another_takes_its_place(job):
