@@ -15,8 +15,11 @@ from torch import nn
 from engine.checkpoint import Checkpointer, delete_checkpoint, warn_of_failed_save
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
+from engine.parallel import comm
 from engine.parallel.fsdp import is_sharded
 from engine.utils.periods import Period, is_due, read_period
+
+PATIENCE = 10.0  # seconds that ranks are waited for which may have failed as this one has
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +64,7 @@ class PeriodicCheckpointer(HookBase):
         trainer = self.trainer
         next_iter = trainer.next_iter  # `iter` or the one after it: a loop may be the user's own
         has_advanced = trainer.has_advanced or next_iter > trainer.start_iter
-        if may_save_last(trainer) and has_advanced:
+        if has_advanced and (may_save_last(trainer) or self._has_failed_on_all_ranks()):
             last = next_iter - 1
             is_complete = next_iter >= trainer.max_iter and not trainer.requeue
             # A run killed before it deleted old ones does so now.
@@ -85,6 +88,11 @@ class PeriodicCheckpointer(HookBase):
     def save(self, name: str, **extra: Any) -> None:
         """Save now, under this name."""
         self.checkpointer.save(name, **extra)
+
+    def _has_failed_on_all_ranks(self) -> bool:
+        """Whether a hook has failed at the end, as an evaluation may, but on all ranks alike: they
+        can save together all the same."""
+        return not self.trainer.failed and comm.do_all_come(PATIENCE)
 
     def _gather_random_states(self) -> None:
         # Periods in time of ranks that each look at their own clock do not end together.

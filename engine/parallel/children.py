@@ -66,8 +66,10 @@ def keep_end_to_itself() -> None:
     Whoever waits for it does so for the end of a pipe, which the processes that this one starts
     would hold open: data workers, or what `os.system` leaves in the background.
     """
-    known = {one.fileno() for one in gc.get_objects() if type(one) is Connection and not one.closed}
-    known.add(getfd())  # forked processes need these: a queue of the user's, and this one
+    known: set[int | None] = {
+        one.fileno() for one in gc.get_objects() if type(one) is Connection and not one.closed
+    }
+    known |= {getfd()}  # forked processes need these: a queue of the user's, and this one
     process = os.getpid()
     for descriptor in range(3, 256):
         with suppress(OSError):

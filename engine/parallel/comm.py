@@ -3,7 +3,7 @@
 import functools
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -166,6 +166,33 @@ def copy_from_rank_0(tensors: Mapping[str, torch.Tensor]) -> None:
 def gloo_group() -> dist.ProcessGroup:
     """The group of all ranks that carries what is on the CPU."""
     return _gloo_group(dist.group.WORLD)
+
+
+def do_all_come(seconds: float) -> bool:
+    """Whether all ranks call this within some seconds; those that do not may wait for anything."""
+    if not _is_distributed():
+        return True
+    # torch's `monitored_barrier` has rank 0 alone heed the time.
+    group, here, limit = flag_group(dist.group.WORLD), torch.zeros(1), timedelta(seconds=seconds)
+    send = functools.partial(dist.isend, here, group=group)
+    receive = functools.partial(dist.irecv, here, group=group)
+    others = range(1, get_world_size())
+    try:
+        if is_main_process():
+            _wait_for([receive(src=rank) for rank in others], limit)
+            _wait_for([send(dst=rank) for rank in others], limit)
+        else:
+            _wait_for([send(dst=0)], limit)
+            _wait_for([receive(src=0)], 2 * limit)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _wait_for(works: Sequence[dist.Work | None], limit: timedelta) -> None:
+    for work in works:
+        if work is not None:
+            work.wait(limit)
 
 
 def enter_world(backend: str, **options: Any) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from engine import SimpleTrainer
 from engine.checkpoint import Checkpointer, CheckpointError
 from engine.checkpoint.sharded import STATE_FILE, read_sharded, write_sharded
-from engine.hooks import CallbackHook, EMAHook, PeriodicCheckpointer
+from engine.hooks import EMAHook, PeriodicCheckpointer
 
 
 class Payload:
@@ -111,24 +111,6 @@ def test_sharded_weights_and_whole_buffers_are_averaged_alike(shard, batches):
     assert ema.count == 2
     assert torch.allclose(ema.average["0.running_mean"], (first + 2 * model[0].running_mean) / 4)
     assert ema.average["1.weight"].full_tensor().shape == (1, 4)
-
-
-@pytest.mark.parametrize("is_sharded", [True, False])
-def test_after_an_error_at_the_end_only_what_no_other_rank_waits_for_is_saved(
-    tmp_path, shard, model, batches, is_sharded
-):
-    def fail(trainer) -> None:
-        raise InterruptedError("at the end")
-
-    model = shard(model) if is_sharded else model
-    trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1))
-    checkpointer = Checkpointer(model, tmp_path, trainer=trainer)
-    hooks = [CallbackHook(after_train=fail), PeriodicCheckpointer(checkpointer, 2)]
-    trainer.register_hooks(hooks)
-    with pytest.raises(InterruptedError):
-        trainer.train(0, 3)
-    assert (tmp_path / f"model_0000001{'' if is_sharded else '.pth'}").exists()
-    assert bool(list(tmp_path.glob("model_final*"))) is not is_sharded
 
 
 def test_weights_with_two_names_are_saved_once_and_loaded_twice(tmp_path, shard):

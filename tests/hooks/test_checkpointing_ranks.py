@@ -1,0 +1,53 @@
+"""The last save of a sharded model on two processes, where something fails before it."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from engine import SimpleTrainer
+from engine.checkpoint import Checkpointer
+from engine.hooks import CallbackHook, PeriodicCheckpointer, checkpointing
+from engine.parallel.fsdp import create_fsdp_model
+
+
+class Summed(nn.Linear):
+    def forward(self, batch):
+        return {"loss_sum": super().forward(batch).sum()}
+
+
+def train(folder: Path, fails: bool) -> str:
+    """The error of a run that may fail when its steps are done."""
+
+    def fail(trainer) -> None:
+        if fails:
+            raise ZeroDivisionError("at the end")
+
+    model = create_fsdp_model(Summed(4, 4))
+    trainer = SimpleTrainer(model, [torch.ones(2, 4)], torch.optim.SGD(model.parameters(), 0.1))
+    checkpointer = Checkpointer(model, folder, trainer=trainer)
+    saving = PeriodicCheckpointer(checkpointer, 1000)
+    trainer.register_hooks([CallbackHook(after_train=fail), saving])
+    try:
+        trainer.train(0, 3)
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def work(rank: int, folder: Path) -> dict:
+    seen = {"all": train(folder / "all", True)}
+    checkpointing.PATIENCE = 1.0
+    seen["one"] = train(folder / "one", rank == 1)
+    return seen
+
+
+def test_where_all_ranks_have_failed_alike_the_run_is_saved(processes, folder):
+    assert [process["all"] for process in processes] == ["ZeroDivisionError"] * 2
+    assert (folder / "all" / "model_final" / "files.json").exists()
+
+
+def test_where_one_has_failed_it_does_not_wait_for_the_others(processes, folder):
+    assert processes[1]["one"] == "ZeroDivisionError"
+    assert processes[0]["one"] != ""  # it waits for the other until that is gone
+    assert not (folder / "one" / "model_final").exists()
