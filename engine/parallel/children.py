@@ -71,9 +71,10 @@ def keep_end_to_itself() -> None:
     }
     known |= {getfd()}  # forked processes need these: a queue of the user's, and this one
     process = os.getpid()
-    for descriptor in range(3, 256):
-        with suppress(OSError):
-            is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    descriptors = os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ()
+    for descriptor in map(int, descriptors):
+        with suppress(OSError):  # the one that the folder was read by is closed
+            is_pipe = descriptor > 2 and stat.S_ISFIFO(os.fstat(descriptor).st_mode)
             if is_pipe and os.get_inheritable(descriptor) and _is_for_writing(descriptor):
                 os.set_inheritable(descriptor, False)
                 if descriptor not in known:

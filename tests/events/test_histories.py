@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.events import histories
@@ -43,6 +43,12 @@ def add_steps(found: Histories, names: list[str], start: int, rows: int) -> None
     found.add(names * rows, column(values, iterations))
 
 
+@pytest.fixture(autouse=True, params=[0, 10**9], ids=["read off the table", "one by one"])
+def many_names(request, monkeypatch):
+    """However many names there are, what is seen is the same."""
+    monkeypatch.setattr(histories, "MANY_NAMES", request.param)
+
+
 @pytest.fixture
 def steps():
     """Six steps of two names."""
@@ -51,7 +57,11 @@ def steps():
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # the same for all examples
+)
 @given(st.lists(st.tuples(REGULAR | IRREGULAR, READS, st.booleans()), max_size=8), st.data())
 def test_whoever_reads_whatever_when_sees_what_was_put(writes, data):
     found, expected, at = Histories(lambda: None), {}, 0
