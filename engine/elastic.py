@@ -143,7 +143,7 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
     lost: int | None = None
     deadline = stop_deadline = math.inf
     ends = Ends()
-    pause = GLANCE
+    pause, known, began = GLANCE, list[int](), 0.0
     while not futures.wait([agent], timeout=pause).done and time.monotonic() < deadline:
         pids = list(job.pids().values())
         # A process has to be watched before it ends: what comes after is the agent's.
@@ -159,7 +159,10 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
             if job.machine_rank > 0:  # its agent may wait on the link too
                 patience = PATIENCE if is_at_work else job.timeout.total_seconds()
                 deadline = time.monotonic() + patience
-        if (outside := job.pids_outside()) and (left := heartbeat.find_left()) is not None:
+        if pids != known:
+            known, began = pids, time.monotonic()
+        outside = list(filter(is_running, job.pids_outside()))
+        if outside and (left := heartbeat.find_left(since=began)) is not None:
             # They wait for its ranks.
             job.mistake(0).write_text(f"Machine {left} has left before all ranks had met")
             send(signal.SIGKILL, outside)
@@ -172,8 +175,9 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
             rank = job.machine_rank * job.num_processes + local_rank
             how = "ended with exit code 0 in the middle of its program, as os._exit does"
             job.mistake(local_rank).write_text(f"Rank {rank} {how}")
-            others = [pid for pid in pids if is_running(pid)]
-            if not others:
+            # One that leaves may take a while to be gone, and no signal changes its exit code.
+            others = [pid for local, pid in job.pids().items() if not job.left(local).exists()]
+            if not any(map(is_running, others)):
                 raise LaunchError(job.find_mistake())
             send(signal.SIGKILL, others)  # that is a failure for torch too
         if job.stop_code is not None:

@@ -12,7 +12,6 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from fvcore.common.checkpoint import (
@@ -48,6 +47,7 @@ from engine.parallel.joint_errors import joint_errors
 from engine.utils.files import PathManager, atomic_write, is_remote
 
 _HEURISTICS = "?matching_heuristics=True"
+_EXTRA_STATE = "_extra_state"  # torch's name for it
 
 
 class Checkpointer(FvcoreCheckpointer):
@@ -258,7 +258,8 @@ class Checkpointer(FvcoreCheckpointer):
             self.tag_last_checkpoint(name)
         # A run that was not sharded before, or no longer is, has left one of the other kind.
         other = path.removesuffix(".pth") if path.endswith(".pth") else f"{path}.pth"
-        if os.path.basename(other) in self._manifest.records():
+        is_twin = os.path.exists(other) and os.path.isdir(other) != os.path.isdir(path)
+        if is_twin and os.path.basename(other) in self._manifest.records():
             delete_checkpoint(other)
         if then is not None:
             then()
@@ -330,7 +331,7 @@ class Checkpointer(FvcoreCheckpointer):
         for key in self.checkpointables if checkpointables is None else checkpointables:
             if key in checkpoint:
                 state, target = checkpoint.pop(key), self.checkpointables[key]
-                if isinstance(target, torch.optim.Optimizer):
+                if isinstance(target, torch.optim.Optimizer) and is_sharded(self.model):
                     state = shard_optimizer_state(state, target)
                 target.load_state_dict(state)
         return checkpoint
@@ -369,16 +370,18 @@ class Checkpointer(FvcoreCheckpointer):
         for name in wanted.keys() & checkpoint["model"].keys():
             if is_sharded_tensor(wanted[name]):
                 checkpoint["model"][name] = shard_like(checkpoint["model"][name], wanted[name])
-        extra = _take_what_is_no_tensor(checkpoint["model"])
+        extra = _take_extra_states(checkpoint["model"])
         result = super()._load_model(checkpoint)
-        if extra:  # what `get_extra_state` of modules has returned
-            unexpected = self.model.load_state_dict(extra, strict=False).unexpected_keys
-            missing = [name for name in result.missing_keys if name not in extra]
-            result = _IncompatibleKeys(
-                missing, result.unexpected_keys + unexpected, result.incorrect_shapes
-            )
+        for name, value in extra.items():
+            if name not in result.missing_keys:  # no module has a place for it
+                result.unexpected_keys.append(name)
+                continue
+            module = self.model.get_submodule(name.removesuffix(_EXTRA_STATE).rstrip("."))
+            module.set_extra_state(value)
+            result.missing_keys.remove(name)
         unfit = {*result.missing_keys, *(name for name, *_ in result.incorrect_shapes)}
-        if names and unfit >= set(names):
+        weights = {name for name in names if not name.endswith(_EXTRA_STATE)}
+        if weights and unfit >= weights:
             raise CheckpointError(
                 f"no weight of {self._loading} fits the model: it is of another architecture\n"
                 + mismatch_table(result)
@@ -397,8 +400,9 @@ class Checkpointer(FvcoreCheckpointer):
             )
 
 
-def _take_what_is_no_tensor(state: dict[str, Any]) -> dict[str, Any]:
-    names = [name for name in state if not isinstance(state[name], torch.Tensor | np.ndarray)]
+def _take_extra_states(state: dict[str, Any]) -> dict[str, Any]:
+    """What `get_extra_state` of modules has returned: fvcore knows only tensors."""
+    names = [name for name in state if name.endswith(_EXTRA_STATE)]
     return {name: state.pop(name) for name in names}
 
 

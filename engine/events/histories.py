@@ -1,5 +1,6 @@
 """Histories: those of all scalars of a run, and what is shown of them."""
 
+import threading
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -21,10 +22,12 @@ class Histories(Mapping[str, HistoryBuffer]):
     a history: to sort in each name at each write takes longer than all else. What writers show is
     read off the table.
 
-    `catch_up` is called before each read of a history, to `add` what has not been so far.
+    `catch_up` is called before each read of a history, to `add` what has not been so far. Threads
+    may read at any time: whoever changes anything holds the `lock`.
     """
 
     def __init__(self, catch_up: Callable[[], None]) -> None:
+        self.lock = threading.RLock()
         self._catch_up = catch_up
         self._by_name: dict[str, HistoryBuffer] = {}
         self._table = Table()
@@ -36,7 +39,8 @@ class Histories(Mapping[str, HistoryBuffer]):
 
     def __getitem__(self, name: str) -> HistoryBuffer:
         history = self._by_name[name]
-        self._sort_in(name)
+        with self.lock:
+            self._sort_in(name)
         return history
 
     def __iter__(self) -> Iterator[str]:
@@ -46,7 +50,7 @@ class Histories(Mapping[str, HistoryBuffer]):
         return len(self._by_name)
 
     def add(self, names: list[str], column: Column) -> None:
-        """Take scalars with their names, in the order they were put."""
+        """Take scalars with their names, in the order they were put. To be called with the lock."""
         start = self._table.find_start(names)
         if start == len(names) and (cycle := find_cycle(names)):
             self._begin_table(cycle)
@@ -68,11 +72,11 @@ class Histories(Mapping[str, HistoryBuffer]):
 
     def readings(self, window: int, hints: Mapping[str, bool]) -> dict[str, Reading]:
         """Of each scalar the median over `window` iterations if its hint says so, else the latest
-        value; computed once for all who ask."""
+        value; computed once for all who ask. To be called with the lock."""
         if window != self._shown_window:
             self._shown_window = window
             self._unshown = dict.fromkeys(self._by_name)
-        table, shown = self._table, self._shown
+        table, shown, shown_before = self._table, self._shown, len(self._shown)
         if new := table.rows - self._shown_rows:
             self._shown_rows = table.rows
             is_quicker = len(table.names) >= MANY_NAMES and shown.keys() >= table.places.keys()
@@ -87,32 +91,41 @@ class Histories(Mapping[str, HistoryBuffer]):
             self._sort_in(name)
             shown[name] = self._by_name[name].reading(window if hints[name] else 0)
         self._unshown.clear()
-        return shown
+        if len(shown) > shown_before:  # in the order in which names were put first
+            self._shown = {name: shown[name] for name in self._by_name}
+        return self._shown
 
     def overwrite_last(self, places: np.ndarray, values: np.ndarray) -> bool:
         """Put others in the place of some of the values that were added last, unless one has been
         read: returns whether it was done. `places` are counted from the end, the first one first.
         """
+        with self.lock:
+            return self._overwrite_last(places, values)
+
+    def _overwrite_last(self, places: np.ndarray, values: np.ndarray) -> bool:
         unshown = (self._table.rows - self._shown_rows) * len(self._table.names)
         is_new = -places[0] <= min(self._last_rows, unshown)
         return is_new and self._table.overwrite(places, values)
 
     def replace_last(self, name: str, count: int, column: Column) -> None:
         """Put others in the place of the last so many values of a name, which may be a new one."""
-        self._leave_table(name)
-        self._find_or_make(name).replace_last(count, column)
-        self._unshown[name] = None
+        with self.lock:
+            self._leave_table(name)
+            self._find_or_make(name).replace_last(count, column)
+            self._unshown[name] = None
 
     def load(self, name: str, state: dict) -> None:
         """Have the history of a name be the saved one."""
-        self._leave_table(name)
-        self._find_or_make(name).load_state_dict(state)
-        self._unshown[name] = None
+        with self.lock:
+            self._leave_table(name)
+            self._find_or_make(name).load_state_dict(state)
+            self._unshown[name] = None
 
     def sort_in_all(self) -> None:
         """Have each history hold all that was added of it."""
-        for name in self._table.names:
-            self._sort_in(name)
+        with self.lock:
+            for name in self._table.names:
+                self._sort_in(name)
 
     def _begin_table(self, names: list[str]) -> None:
         if self._table.rows:
@@ -128,18 +141,22 @@ class Histories(Mapping[str, HistoryBuffer]):
 
     def _find_or_make(self, name: str) -> HistoryBuffer:
         if name not in self._by_name:
-            self._by_name[name] = HistoryBuffer(KEPT_VALUES, catch_up=self._catch_up_of(name))
+            reference = weakref.ref(self)  # a strong one would be a cycle
+
+            def catch_up() -> None:
+                if (owner := reference()) is not None:
+                    owner._catch_up()
+                    with owner.lock:
+                        owner._sort_in(name)
+
+            def changed() -> None:
+                if (owner := reference()) is not None:
+                    with owner.lock:
+                        owner._leave_table(name)
+                        owner._unshown[name] = None
+
+            self._by_name[name] = HistoryBuffer(KEPT_VALUES, catch_up=catch_up, changed=changed)
         return self._by_name[name]
-
-    def _catch_up_of(self, name: str) -> Callable[[], None]:
-        reference = weakref.ref(self)  # a strong one would be a cycle
-
-        def catch_up() -> None:
-            if (owner := reference()) is not None:
-                owner._catch_up()
-                owner._sort_in(name)
-
-        return catch_up
 
     def _sort_in(self, name: str) -> None:
         if (column := self._table.take(name)) is not None:

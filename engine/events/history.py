@@ -18,17 +18,23 @@ class HistoryBuffer:
     """The last `max_length` values of a scalar with their iterations, and the average of all.
 
     An update costs a fraction of a microsecond however long the run. `catch_up`, where given, is
-    called before each read: a storage hands over then what it has put aside.
+    called before each read: a storage hands over then what it has put aside; `changed` after an
+    update by hand.
     """
 
     def __init__(
-        self, max_length: int = 1000000, *, catch_up: Callable[[], None] | None = None
+        self,
+        max_length: int = 1000000,
+        *,
+        catch_up: Callable[[], None] | None = None,
+        changed: Callable[[], None] | None = None,
     ) -> None:
         if max_length < 1:
             raise ValueError(f"max_length must be at least 1, got {max_length}")
         self._max_length = max_length
         self._limit = max_length + max(max_length // 4, 16)  # longer than this calls for a trim
         self._catch_up = catch_up or _nothing
+        self._changed = changed or _nothing
         # Arrays hold no objects: the floats of a step die young, and their memory stays in cache.
         self._values = array("d")
         self._iterations = array("q")
@@ -40,6 +46,7 @@ class HistoryBuffer:
         self._catch_up()
         place = self._evicted + len(self._values)
         self.extend([float(value)], [place if iteration is None else int(iteration)])
+        self._changed()
 
     def extend(self, values: Iterable[float], iterations: Iterable[int]) -> None:
         """Add values with their iterations, oldest first; arrays are the quickest."""
@@ -126,7 +133,8 @@ class HistoryBuffer:
 
     def __getstate__(self) -> dict:
         self._catch_up()
-        return {**vars(self), "_catch_up": _nothing}  # its storage is not a part of it
+        # Its storage is not a part of it.
+        return {**vars(self), "_catch_up": _nothing, "_changed": _nothing}
 
     def state_dict(self) -> dict:
         """The kept values and the aggregates of all."""

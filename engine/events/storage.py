@@ -252,11 +252,12 @@ class EventStorage:
         """Sort what was put into the histories; tensors become numbers in one transfer a device."""
         if not (self._log.entries or self._sync_callbacks):
             return
-        if self._log.entries:
+        with self._histories.lock:
             names, column = self._log.take()
-            if self._over_ranks is not None:
-                self._over_ranks.note(names, column)
-            self._histories.add(names, column)
+            if names:  # or another thread was quicker
+                if self._over_ranks is not None:
+                    self._over_ranks.note(names, column)
+                self._histories.add(names, column)
         for callback in self._sync_callbacks:
             callback()
 
@@ -380,7 +381,9 @@ class EventStorage:
 
     def _readings(self, window_size: int | None) -> dict[str, Reading]:
         self.sync()
-        return self._histories.readings(window_size or self.smoothing_window, self._log.hints)
+        with self._histories.lock:
+            window = window_size or self.smoothing_window
+            return dict(self._histories.readings(window, self._log.hints))
 
     def _cursor(self, reader: object) -> dict[str, int]:
         try:

@@ -76,11 +76,13 @@ class Table:
         iteration. None if there are not as many rows of successive iterations, and one before."""
         if not 0 < window < self.rows:
             return None
-        shape = self.rows, len(self.names)
-        iterations = np.frombuffer(self._iterations, np.int64).reshape(shape)[-window - 1 :]
+        count = len(self.names)
+        # Of copies, as arrays that are looked at from anywhere cannot grow.
+        iterations = np.frombuffer(self._iterations[-(window + 1) * count :], np.int64)
+        iterations = iterations.reshape(-1, count)
         if (iterations[1:] - iterations[:-1] != 1).any():
             return None
-        values = np.frombuffer(self._values).reshape(shape)[-window:]
+        values = np.frombuffer(self._values[-window * count :]).reshape(-1, count)
         ordered = np.sort(values, axis=0)  # with NaN last
         medians = ordered[window // 2]
         if window % 2 == 0:

@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -173,26 +174,27 @@ def do_all_come(seconds: float) -> bool:
     if not _is_distributed():
         return True
     # torch's `monitored_barrier` has rank 0 alone heed the time.
-    group, here, limit = flag_group(dist.group.WORLD), torch.zeros(1), timedelta(seconds=seconds)
+    group, here = flag_group(dist.group.WORLD), torch.zeros(1)
     send = functools.partial(dist.isend, here, group=group)
     receive = functools.partial(dist.irecv, here, group=group)
     others = range(1, get_world_size())
     try:
         if is_main_process():
-            _wait_for([receive(src=rank) for rank in others], limit)
-            _wait_for([send(dst=rank) for rank in others], limit)
+            _wait_for([receive(src=rank) for rank in others], seconds)
+            _wait_for([send(dst=rank) for rank in others], seconds)
         else:
-            _wait_for([send(dst=0)], limit)
-            _wait_for([receive(src=0)], 2 * limit)
+            _wait_for([send(dst=0)], seconds)
+            _wait_for([receive(src=0)], 2 * seconds)
     except RuntimeError:
         return False
     return True
 
 
-def _wait_for(works: Sequence[dist.Work | None], limit: timedelta) -> None:
+def _wait_for(works: Sequence[dist.Work | None], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     for work in works:
         if work is not None:
-            work.wait(limit)
+            work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
 
 
 def enter_world(backend: str, **options: Any) -> None:

@@ -23,6 +23,7 @@ class Heartbeat:
         self._watched = range(1, num_machines) if machine == 0 else range(0)
         self._values: dict[int, bytes] = {}
         self._heard: dict[int, float] = {}  # when, of machines that are there
+        self._left: dict[int, float] = {}  # when that was seen, of machines that have said so
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -52,10 +53,11 @@ class Heartbeat:
             self._heard.pop(silent, None)
         return silent
 
-    def find_left(self) -> int | None:
-        """A machine that has said that it leaves, and has not come back; None if there is none."""
-        values = dict(self._values)  # the thread may add to it
-        return next((machine for machine, value in values.items() if value == b"left"), None)
+    def find_left(self, since: float) -> int | None:
+        """A machine that has said since then (`time.monotonic`) that it leaves, and has not come
+        back; None if there is none."""
+        left = dict(self._left)  # the thread may add to it
+        return next((machine for machine, when in left.items() if when > since), None)
 
     def _run(self) -> None:
         timeout = timedelta(seconds=self.limit)
@@ -84,8 +86,11 @@ class Heartbeat:
         if not store.check([str(machine)]):
             return
         value = store.get(str(machine))
-        if value == b"left":
-            self._heard.pop(machine, None)
-        elif value != self._values.get(machine):
-            self._heard[machine] = time.monotonic()
+        if value == self._values.get(machine):
+            return
         self._values[machine] = value
+        now_in, before_in = (
+            (self._left, self._heard) if value == b"left" else (self._heard, self._left)
+        )
+        now_in[machine] = time.monotonic()
+        before_in.pop(machine, None)

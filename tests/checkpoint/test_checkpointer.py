@@ -478,6 +478,30 @@ class Counting(nn.Linear):
         self.seen = state["seen"]
 
 
+class Filling(nn.BatchNorm1d):
+    """Makes up statistics that a checkpoint lacks, as modules of detectron2 do."""
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        state_dict.setdefault(prefix + "running_mean", torch.zeros(2))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def test_extra_states_disturb_nothing_else(tmp_path):
+    saved, model = (
+        nn.Sequential(Counting(2, 2), Filling(2)),
+        nn.Sequential(Counting(2, 2), Filling(2)),
+    )
+    nn.init.constant_(saved[1].running_mean, 5)
+    checkpointer = Checkpointer(saved, tmp_path)
+    checkpointer.save("model")
+    checkpointer.save("model.pth")  # a name like any other
+    Checkpointer(model).load(f"{tmp_path}/model.pth")
+    assert model[1].running_mean.tolist() == [5.0, 5.0]
+    assert (tmp_path / "model.pth.pth").exists()
+    with pytest.raises(CheckpointError, match=r"no weight of .* fits the model"):
+        Checkpointer(nn.Sequential(Counting(3, 3))).load(f"{tmp_path}/model.pth")
+
+
 def test_extra_states_of_modules_come_back(tmp_path, log):
     saved, model = nn.Sequential(Counting(2, 2)), nn.Sequential(Counting(2, 2))
     saved[0].seen = 5

@@ -147,6 +147,15 @@ def test_the_last_values_of_a_name_are_replaced_in_what_is_shown_too(steps):
     }
 
 
+def test_an_update_by_hand_is_shown_and_keeps_its_place(steps):
+    steps.readings(3, HINTS)
+    steps["loss"].update(7.0, 6)
+    assert steps.readings(1, HINTS)["loss"] == (7.0, 6, 7)
+    add_steps(steps, ["loss", "acc"], 7, 3)
+    assert [at for _, at in steps["loss"].values()] == list(range(10))
+    assert steps.readings(4, HINTS)["loss"] == (75.0, 9, 10)
+
+
 def test_a_saved_history_takes_the_place_of_what_there_is(steps):
     saved = steps["loss"].state_dict()
     add_steps(steps, ["loss", "acc"], 6, 2)

@@ -369,3 +369,35 @@ def test_a_copy_of_a_storage_takes_values_of_its_own():
     other.sync()
     assert storage.latest() == {"x": (1.0, 0)}
     assert other.latest() == {"x": (2.0, 0)}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda storage: storage.latest_with_smoothing_hint(),
+        lambda storage: storage.history("metric 3").latest(),
+        lambda storage: storage.state_dict(),
+    ],
+)
+def test_another_thread_may_read_while_values_are_put(read):
+    storage, names, is_over, errors = EventStorage(), [f"metric {n}" for n in range(20)], [], []
+    storage.put_scalar("metric 3", 0.0)
+
+    def read_on() -> None:
+        while not is_over:
+            try:
+                read(storage)
+            except Exception as error:
+                errors.append(error)
+
+    reader = threading.Thread(target=read_on)
+    reader.start()
+    for storage.iter in range(1, 2000):
+        for name in names:
+            storage.put_scalar(name, 1.0)
+        if storage.iter % 20 == 0:
+            storage.latest_with_smoothing_hint()
+    is_over.append(True)
+    reader.join()
+    assert errors == []
+    assert {storage.history(name).count for name in names} == {1999, 2000}

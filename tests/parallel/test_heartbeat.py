@@ -54,13 +54,15 @@ def test_a_machine_that_was_killed_is_found_silent_once(store, machine):
 def test_a_machine_that_has_left_is_not_missed(store, machine):
     with Heartbeat("127.0.0.1", store.port, 0, 2, LIMIT) as heartbeat:
         wait_until(lambda: heartbeat.hears(1))
+        began = time.monotonic()
         machine.terminate()
-        assert heartbeat.find_left() is None
+        assert heartbeat.find_left(since=began) is None
         wait_until(lambda: not heartbeat.hears(1))
         assert heartbeat.take_silent() is None
-        wait_until(lambda: heartbeat.find_left() == 1)
+        wait_until(lambda: heartbeat.find_left(since=began) == 1)
+        assert heartbeat.find_left(since=time.monotonic()) is None
         with Heartbeat("127.0.0.1", store.port, 1, 2, LIMIT):
-            wait_until(lambda: heartbeat.find_left() is None)
+            wait_until(lambda: heartbeat.find_left(since=began) is None)
 
 
 def test_the_other_machines_miss_machine_0(store):
