@@ -270,6 +270,15 @@ def test_a_rank_that_ends_without_a_word_is_named(program):
 
 
 @pytest.mark.slow
+def test_a_machine_that_cannot_begin_is_not_waited_for():
+    machines = [start("machine_0"), start("machine_1", LACKS_A_PACKAGE="")]
+    errors = [machine.communicate(timeout=110)[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [1, 1]
+    assert "Machine 1 has left before all ranks had met" in errors[0]
+    assert "a package that only other machines have" in errors[1]
+
+
+@pytest.mark.slow
 def test_a_rank_that_ends_without_a_word_is_started_again():
     process = start("leave_once")
     output, errors = process.communicate(timeout=110)
@@ -414,6 +423,8 @@ def main(name: str) -> None:
     elif name == "wait_for_machine":
         print("waiting", flush=True)
         launch(wait_for_signal, 1, 2, 0, "127.0.0.1:29871", args=(False,))
+    elif name.startswith("machine_"):
+        launch(comm.synchronize, 1, 2, int(name[-1]), "127.0.0.1:29873")
     elif name in ("fail_to_stop_twice", "fail_in_two_ways"):
         launch(globals()[name.removesuffix("_twice")], 2, max_restarts=1)
     elif name.startswith("exit_with_"):
@@ -422,6 +433,8 @@ def main(name: str) -> None:
         launch(globals()[name], 2)
 
 
+if __name__ == "__mp_main__" and "LACKS_A_PACKAGE" in os.environ:
+    raise ModuleNotFoundError("a package that only other machines have")
 if os.environ.get("LOCAL_RANK") == "0":
     time.sleep(int(os.environ.get("SLOW_START", 0)))
 

@@ -100,12 +100,9 @@ class Histories(Mapping[str, HistoryBuffer]):
         read: returns whether it was done. `places` are counted from the end, the first one first.
         """
         with self.lock:
-            return self._overwrite_last(places, values)
-
-    def _overwrite_last(self, places: np.ndarray, values: np.ndarray) -> bool:
-        unshown = (self._table.rows - self._shown_rows) * len(self._table.names)
-        is_new = -places[0] <= min(self._last_rows, unshown)
-        return is_new and self._table.overwrite(places, values)
+            unshown = (self._table.rows - self._shown_rows) * len(self._table.names)
+            is_new = -places[0] <= min(self._last_rows, unshown)
+            return is_new and self._table.overwrite(places, values)
 
     def replace_last(self, name: str, count: int, column: Column) -> None:
         """Put others in the place of the last so many values of a name, which may be a new one."""

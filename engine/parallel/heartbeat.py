@@ -89,8 +89,9 @@ class Heartbeat:
         if value == self._values.get(machine):
             return
         self._values[machine] = value
-        now_in, before_in = (
-            (self._left, self._heard) if value == b"left" else (self._heard, self._left)
-        )
-        now_in[machine] = time.monotonic()
-        before_in.pop(machine, None)
+        if value == b"left":
+            self._heard.pop(machine, None)
+            self._left[machine] = time.monotonic()
+        else:
+            self._left.pop(machine, None)
+            self._heard[machine] = time.monotonic()
