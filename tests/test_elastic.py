@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -398,9 +399,10 @@ def test_the_error_shown_is_that_of_the_last_attempt():
 @pytest.mark.slow
 def test_a_signal_ends_processes_that_wait_for_one_that_starts_slowly(tmp_path):
     process = start("wait_for_signal", TMPDIR=str(tmp_path), SLOW_START="12")
-    while not list(tmp_path.glob("*/started_1")):
+    while not list(tmp_path.glob("*/started_*")):
         time.sleep(0.1)
     time.sleep(2)  # it is in code that no signal interrupts
+    assert len(list(tmp_path.glob("*/started_*"))) == 1
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, errors
@@ -435,8 +437,10 @@ def main(name: str) -> None:
 
 if __name__ == "__mp_main__" and "LACKS_A_PACKAGE" in os.environ:
     raise ModuleNotFoundError("a package that only other machines have")
-if os.environ.get("LOCAL_RANK") == "0":
-    time.sleep(int(os.environ.get("SLOW_START", 0)))
+if __name__ == "__mp_main__" and "SLOW_START" in os.environ:
+    with suppress(FileExistsError):  # the other process was first
+        Path(os.environ["TMPDIR"], "one_starts_slowly").mkdir()
+        time.sleep(int(os.environ["SLOW_START"]))
 
 if __name__ == "__main__":
     main(sys.argv[1])
