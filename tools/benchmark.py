@@ -19,7 +19,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -44,9 +44,24 @@ from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, Tensorbo
 from engine.solver import optimizer_calls
 
 BLOCK = 20  # steps in a block, and the period of the writers
-Pairs = list[tuple[float, float]]  # CPU seconds of a block, and of one of the bare loop
-
 SIZES = {"small": (64, 64, 32), "medium": (128, 256, 128), "large": (256, 1024, 256)}
+
+
+class Cpu(NamedTuple):
+    """CPU seconds of all threads of the process, and of this one alone."""
+
+    all: float
+    main: float
+
+    @classmethod
+    def now(cls) -> "Cpu":
+        return cls(time.process_time(), time.thread_time())
+
+    def until(self, end: "Cpu") -> "Cpu":
+        return Cpu(end.all - self.all, end.main - self.main)
+
+
+Pairs = list[tuple[Cpu, Cpu]]  # of a block, and of one of the bare loop
 
 
 class Classifier(nn.Module):
@@ -122,12 +137,12 @@ class Interleave(hooks.HookBase):
     def before_step(self) -> None:
         if self.trainer.iter % BLOCK:
             return
-        end = time.process_time()
+        end = Cpu.now()
         self.other_block()
-        other = time.process_time() - end
+        other = end.until(Cpu.now())
         if self.trainer.iter > self.warmup * BLOCK:
-            self.pairs.append((end - self.start, other))
-        self.start = time.process_time()
+            self.pairs.append((self.start.until(end), other))
+        self.start = Cpu.now()
 
 
 def all_writers(folder: str, max_iter: int | None = None) -> list[EventWriter]:
@@ -142,10 +157,10 @@ def usual_hooks(folder: str, max_iter: int) -> list[hooks.HookBase]:
     return [hooks.IterationTimer(), hooks.PeriodicWriter(all_writers(folder, max_iter), BLOCK)]
 
 
-def ratio_with_interval(pairs: Pairs) -> tuple[float, float, float]:
+def ratio_with_interval(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
     """Sum of the first over sum of the second, with the bounds of its 95 % interval."""
 
-    def ratio(sample: Pairs) -> float:
+    def ratio(sample: list[tuple[float, float]]) -> float:
         return sum(first for first, _ in sample) / sum(second for _, second in sample)
 
     generator = random.Random(0)
@@ -232,12 +247,12 @@ def bare_against_bare(size: str, blocks: int) -> Pairs:
 def one_against_other(first: Callable[[], None], second: Callable[[], None], blocks: int) -> Pairs:
     pairs = []
     for block in range(blocks):
-        start = time.process_time()
+        start = Cpu.now()
         first()
-        middle = time.process_time()
+        middle = Cpu.now()
         second()
         if block > 10:
-            pairs.append((middle - start, time.process_time() - middle))
+            pairs.append((start.until(middle), middle.until(Cpu.now())))
     return pairs
 
 
@@ -264,8 +279,8 @@ def measure_steps(blocks: int) -> list[dict[str, Any]]:
 
 
 def row_of_steps(size: str, name: str, pairs: Pairs) -> dict[str, Any]:
-    ratio, low, high = ratio_with_interval(pairs)
-    bare_us = sum(bare for _, bare in pairs) / len(pairs) / BLOCK * 1e6
+    ratio, low, high = ratio_with_interval([(one.all, bare.all) for one, bare in pairs])
+    bare_us = sum(bare.all for _, bare in pairs) / len(pairs) / BLOCK * 1e6
     return {
         "step": size,
         "compared": f"{name} / bare",

@@ -20,7 +20,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._rooms = [0] * comm.get_world_size()  # bytes of a message, by the rank that sends it
-        self._under_way: list[tuple[dist.Work | None, torch.Tensor]] = []
+        self._under_way: list[tuple[dist.Work, torch.Tensor]] = []
 
     def collect(self, data: bytes) -> list[bytes]:
         """On rank 0, the other ranks' messages in their order; elsewhere [], while they travel."""
@@ -40,8 +40,7 @@ class Mailbox:
     def finish(self) -> None:
         """Wait until rank 0 has what was sent."""
         for work, _ in self._under_way:
-            if work is not None:
-                work.wait()
+            work.wait()
         self._under_way = []
 
     def _send(self, data: bytes) -> None:
@@ -57,17 +56,14 @@ class Mailbox:
 
     def _post(self, data: bytes) -> None:
         message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        work = dist.isend(message, 0, group=comm.gloo_group(), tag=TAG)
+        # The group's own methods: `dist.isend` and `irecv` take longer than the rest of a message.
+        work = comm.gloo_group().send([message], 0, TAG)
         self._under_way.append((work, message))
 
     def _receive(self, sizes: dict[int, int]) -> dict[int, bytes]:
         """Messages of such sizes, by the ranks that send them."""
         messages = {rank: torch.empty(size, dtype=torch.uint8) for rank, size in sizes.items()}
         group = comm.gloo_group()
-        works = [
-            dist.irecv(message, rank, group=group, tag=TAG) for rank, message in messages.items()
-        ]
-        for work in works:
-            if work is not None:
-                work.wait()
+        for work in [group.recv([message], rank, TAG) for rank, message in messages.items()]:
+            work.wait()
         return {rank: message.numpy().tobytes() for rank, message in messages.items()}

@@ -21,16 +21,20 @@ class SlowRanks:
     def __init__(self, window: int) -> None:
         self.hosts: Sequence[str] = ()  # of the ranks
         self._window = window
-        self._sums: dict[str, np.ndarray] = {}  # of seconds, one for each rank
-        self._seen: Counter[str] = Counter()  # iterations
+        # By name, seconds of each rank and the number of iterations they are of.
+        self._sums: dict[str, tuple[np.ndarray, int]] = {}
         self._slow: Counter[tuple[str, int]] = Counter()  # windows, by name and rank
 
     def note(self, name: str, seconds: np.ndarray) -> None:
         """Take the times of more iterations: a row for each rank, a column for each iteration."""
-        self._sums[name] = self._sums.get(name, 0) + seconds.sum(1)
-        self._seen[name] += seconds.shape[1]
-        if self._seen[name] >= self._window:
-            self._judge(name, self._sums.pop(name) / self._seen.pop(name))
+        sums, seen = seconds.sum(1), seconds.shape[1]
+        if name in self._sums:
+            earlier, count = self._sums.pop(name)
+            sums, seen = sums + earlier, seen + count
+        if seen < self._window:
+            self._sums[name] = sums, seen
+        elif sums.max() > seen * SECONDS:
+            self._judge(name, sums / seen)
 
     def _judge(self, name: str, means: np.ndarray) -> None:
         usual = sorted(means.tolist())[(len(means) - 1) // 2]  # of two the smaller

@@ -26,7 +26,7 @@ def test_blocks_of_two_loops_are_measured_in_pairs(benchmark):
         benchmark["bare_against_bare"]("small", 13),
     ):
         assert len(pairs) == 2  # the first ones warm up
-        assert all(first > 0 and second > 0 for first, second in pairs)
+        assert all(min(*one, *bare) > 0 for one, bare in pairs)
 
 
 @pytest.mark.slow
