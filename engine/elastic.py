@@ -276,13 +276,18 @@ def _end_with_launcher() -> None:
 
 def _handle_signals(handler: Any) -> None:
     for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as the program was started
+        # What is ignored stays so: as the program was started, or as it is to end.
+        if signal.getsignal(number) not in (signal.SIG_IGN, _ignore):
             signal.signal(number, handler)
 
 
 def _exit(number: int, _: Any) -> None:
-    _handle_signals(signal.SIG_IGN)
+    _handle_signals(_ignore)
     sys.exit(128 + number)
+
+
+def _ignore(number: int, _: Any) -> None:
+    """For SIG_IGN, of which Python prints a traceback where another signal is under way."""
 
 
 def _count_starts(job: Job, local_rank: int) -> None:

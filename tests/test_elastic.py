@@ -95,6 +95,15 @@ def return_beside_a_child() -> str:
     return "done"
 
 
+def get_two_signals() -> None:
+    """At one moment, as where a launcher and `timeout` each send one."""
+    numbers = [signal.SIGUSR1, signal.SIGTERM]
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
 def interrupt_beside_a_thread() -> None:
     if comm.get_rank() == 1:
         threading.Thread(target=time.sleep, args=(1000,)).start()
@@ -177,10 +186,10 @@ def fail_in_two_ways() -> None:
     comm.synchronize()
 
 
-def start(name: str, **environment: str) -> subprocess.Popen[str]:
+def start(name: str, *launcher: str, **environment: str) -> subprocess.Popen[str]:
     kept = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     return subprocess.Popen(
-        [sys.executable, __file__, name],
+        [sys.executable, *launcher, __file__, name],
         env={**kept, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -268,6 +277,24 @@ def test_a_rank_that_ends_without_a_word_is_named(program):
     _, errors = process.communicate(timeout=110)
     assert process.returncode == 1
     assert "Rank 1 ended with exit code 0 in the middle of its program" in errors
+
+
+@pytest.mark.slow
+def test_under_torchrun_no_rank_is_left_waiting_for_one_that_has_failed():
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    process = start("fail_beside_a_thread", *torchrun)
+    _, errors = process.communicate(timeout=110)
+    assert process.returncode == 1
+    assert "ZeroDivisionError: the error of rank 1" in errors
+
+
+@pytest.mark.slow
+def test_two_signals_at_once_are_no_error():
+    process = start("get_two_signals")
+    _, errors = process.communicate(timeout=110)
+    assert "ended with exit code 138" in errors  # of the first of them
+    assert errors.count("Traceback") == 1  # that of the launcher
+    assert "race condition" not in errors
 
 
 @pytest.mark.slow

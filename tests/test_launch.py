@@ -238,11 +238,11 @@ def test_a_run_that_torchrun_has_restarted_knows_it(monkeypatch):
     assert was_restarted()
 
 
-if __name__ == "__main__":
-    print(json.dumps(launch(work, 2, args=(sys.argv[1],))))
-
-
 def test_a_script_knows_whether_its_launcher_restarts_it(monkeypatch):
     assert not may_restart()
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
     assert may_restart()
+
+
+if __name__ == "__main__":
+    print(json.dumps(launch(work, 2, args=(sys.argv[1],))))

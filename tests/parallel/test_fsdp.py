@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import SimpleTrainer
+from engine.checkpoint import Checkpointer, CheckpointError
 from engine.evaluation import DatasetEvaluator, inference_on_dataset
 from engine.hooks import EMAHook, EvalHook, SafetensorsHook
 from engine.parallel import comm
@@ -164,8 +165,19 @@ def count_reductions(accumulate: int) -> int:
 def error_of(function) -> str:
     try:
         return f"returned {function()}"
-    except ValueError as error:
+    except (ValueError, CheckpointError) as error:
         return str(error)
+
+
+def load_damaged(folder: Path) -> None:
+    """Loads a checkpoint of which rank 1's shard has other bytes than were saved."""
+    checkpointer = Checkpointer(wrap("fsdp"), folder)
+    checkpointer.save("model_damaged")
+    if comm.is_main_process():
+        shard = folder / "model_damaged" / "__1_0.distcp"
+        shard.write_bytes(shard.read_bytes()[::-1])
+    comm.synchronize()
+    checkpointer.load(str(folder / "model_damaged"))
 
 
 def work(rank: int, folder: Path) -> dict:
@@ -195,6 +207,7 @@ def work(rank: int, folder: Path) -> dict:
         "exported": {k: v.tolist() for k, v in whole_weights(exported.model).items()},
         "tied": error_of(lambda: create_fsdp_model(Net(tied=True), shard_classes=["Block"])),
         "tied as one": tied_parameters(create_fsdp_model(Net(tied=True))),
+        "damaged": error_of(lambda: load_damaged(folder)),
         "no batch": error_of(lambda: missing_batches(half, rank)),
         "no length": error_of(lambda: missing_batches(half, None)),
     }
@@ -292,3 +305,9 @@ def test_exported_weights_are_whole(processes, folder):
 def test_weights_that_share_memory_are_not_sharded_apart(processes):
     assert "blocks.1.linear.weight and blocks.0.linear.weight share" in processes[0]["tied"]
     assert processes[0]["tied as one"] == {"blocks.1.linear.weight": "blocks.0.linear.weight"}
+
+
+def test_all_ranks_say_the_same_of_a_shard_that_is_damaged(processes):
+    for seen in processes:
+        assert "model_damaged cannot be loaded: it is damaged" in seen["damaged"]
+        assert "the checksum of __1_0.distcp is not that" in seen["damaged"]
