@@ -1,5 +1,6 @@
 """The processes of one machine: torch's elastic launcher starts them, watches and restarts them."""
 
+import faulthandler
 import logging
 import math
 import multiprocessing
@@ -224,14 +225,14 @@ def _run_process(job: Job) -> Any:
             os._exit(job.stop_code)
         elif end.code:
             _handle_signals(signal.SIG_DFL)
-            _end_in_time()
+            end_in_time()
             raise
     except KeyboardInterrupt:  # torch takes it for a good end, and waits for a result for ever
-        _end_in_time()
+        end_in_time()
         traceback.print_exc()
         sys.exit(128 + signal.SIGINT)
     except BaseException as error:
-        _end_in_time()
+        end_in_time()
         if isinstance(error, MISTAKES):
             job.mistake(local_rank).write_text(f"{type(error).__name__}: {error}")
         _handle_signals(signal.SIG_DFL)  # the agent sends one: no error of its own shall come of it
@@ -255,9 +256,10 @@ def _tell_of_leaving(file: Path) -> None:
     os._exit = tell_and_leave
 
 
-def _end_in_time() -> None:
-    """Have this process end though a thread of the user's own would keep it: others wait for it."""
-    call_later(PATIENCE, os._exit, 1)
+def end_in_time() -> None:
+    """Have this process end, for which others wait, though a thread of the user's own would keep
+    it, or a collective that is under way: torch waits for that when Python has long ended."""
+    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=os.open(os.devnull, os.O_WRONLY))
 
 
 def call_later(seconds: float, function: Callable[..., Any], *args: Any) -> None:

@@ -1,5 +1,6 @@
 """launch(): one function on many processes, as a command line, torchrun or srun asks for it."""
 
+import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from engine.elastic import PATIENCE, LaunchError, call_later, run_processes
+from engine.elastic import PATIENCE, LaunchError, call_later, end_in_time, run_processes
 from engine.parallel import comm
 from engine.parallel.cluster import Place, find_place
 from engine.parallel.device import BACKENDS, check_count, set_current_device
@@ -120,12 +121,14 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
     comm.enter_world(backend, init_method="env://")
     comm.create_local_process_group(place.local_size)
     comm.synchronize()
+    atexit.register(end_in_time)  # now: it is called after those of the function's own
     try:
         result = record(main_func)(*args)  # torchrun's summary then has the traceback
     except BaseException:
         # A thread of the user's own may keep this process: the others need not wait for it.
         call_later(PATIENCE, _leave, dist.group.WORLD)
         raise
+    atexit.unregister(end_in_time)
     comm.leave_groups()
     return result
 

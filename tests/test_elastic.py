@@ -20,6 +20,7 @@ from engine import TrainerBase, hooks, launch
 from engine.config import ConfigError
 from engine.launch import was_restarted
 from engine.parallel import comm
+from engine.parallel.joint_flags import JointFlags
 
 
 def die_once() -> dict:
@@ -53,6 +54,20 @@ def return_in_training() -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     for _ in range(3 - comm.get_rank()):
         model(torch.ones(1, 2)).sum().backward()
+
+
+def fail_beside_a_collective() -> None:
+    """Rank 1 fails, and takes part in something that rank 0 never comes to."""
+    comm.flag_group(dist.group.WORLD)
+    if comm.get_rank() == 1:
+        JointFlags().ask(True)
+        raise ZeroDivisionError("the error of rank 1")
+    comm.synchronize()
+
+
+def return_beside_a_collective() -> None:
+    with suppress(ZeroDivisionError):
+        fail_beside_a_collective()
 
 
 def fail_beside_a_thread() -> None:
@@ -222,6 +237,8 @@ def killed_once(tmp_path_factory):
     [
         ("return_on_one_rank", "Before that, rank 1 had come to the end of the program"),
         ("return_in_training", "Before that, rank 1 had come to the end of the program"),
+        ("return_beside_a_collective", "Before that, rank 1 had come to the end of the program"),
+        ("fail_beside_a_collective", "ZeroDivisionError: the error of rank 1"),
         ("fail_beside_a_thread", "ZeroDivisionError: the error of rank 1"),
         ("interrupt_beside_a_thread", "KeyboardInterrupt"),
         ("die_beside_children", "Rank 1 was killed by SIGKILL"),
@@ -280,9 +297,10 @@ def test_a_rank_that_ends_without_a_word_is_named(program):
 
 
 @pytest.mark.slow
-def test_under_torchrun_no_rank_is_left_waiting_for_one_that_has_failed():
+@pytest.mark.parametrize("beside", ["a_collective", "a_thread"])
+def test_under_torchrun_no_rank_is_left_waiting_for_one_that_has_failed(beside):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    process = start("fail_beside_a_thread", *torchrun)
+    process = start(f"fail_beside_{beside}", *torchrun)
     _, errors = process.communicate(timeout=110)
     assert process.returncode == 1
     assert "ZeroDivisionError: the error of rank 1" in errors

@@ -3,8 +3,10 @@
 import functools
 import gc
 import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,8 +21,10 @@ T = TypeVar("T")
 timeout: timedelta | None = None
 """How long processes of groups that are made from now on wait for each other; None: torch's."""
 
-world_sockets: Sockets = set()
-"""The connections of the group of all processes, where `launch` made it."""
+group_sockets: Sockets = set()
+"""The connections of the groups of all processes that were made here."""
+
+PATIENCE = 5.0  # seconds that what is under way is given to arrive, when groups end
 
 # (the world it was made in, this machine's group): after the world is destroyed it counts no more.
 _local_group: tuple[dist.ProcessGroup | None, dist.ProcessGroup] | None = None
@@ -199,10 +203,9 @@ def _wait_for(works: Sequence[dist.Work | None], seconds: float) -> None:
 
 def enter_world(backend: str, **options: Any) -> None:
     """`init_process_group`, with note taken of the connections that it opens."""
-    global world_sockets
-    others = open_sockets()
-    dist.init_process_group(backend, timeout=timeout, **options)
-    world_sockets = open_sockets() - others
+    group_sockets.clear()
+    with _noting_sockets():
+        dist.init_process_group(backend, timeout=timeout, **options)
 
 
 def leave_groups() -> None:
@@ -211,11 +214,25 @@ def leave_groups() -> None:
     _local_group = None
     _gloo_group.cache_clear()
     flag_group.cache_clear()
+    # The store's stay: it may be this process that keeps it for the others.
+    port = int(os.environ.get("MASTER_PORT", 0))
+    end = functools.partial(end_connections, set(group_sockets), except_port=port)
+    # torch waits for collectives that are under way; others may never take part in them.
+    timer = threading.Timer(PATIENCE, end)
+    timer.daemon = True
+    timer.start()
     if _is_distributed():
         dist.destroy_process_group()
     gc.collect()  # a group that is referred to anywhere keeps its connections open
-    # The store's stay: it may be this process that keeps it for the others.
-    end_connections(world_sockets, except_port=int(os.environ.get("MASTER_PORT", 0)))
+    timer.cancel()
+    end()
+
+
+@contextmanager
+def _noting_sockets() -> Iterator[None]:
+    others = open_sockets()
+    yield
+    group_sockets.update(open_sockets() - others)
 
 
 def _is_distributed() -> bool:
@@ -247,7 +264,8 @@ def flag_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def _new_gloo_group() -> dist.ProcessGroup:
-    return dist.new_group(None, timeout, "gloo")
+    with _noting_sockets():
+        return dist.new_group(None, timeout, "gloo")
 
 
 @functools.lru_cache(maxsize=1)
