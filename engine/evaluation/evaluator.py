@@ -108,12 +108,21 @@ def inference_on_dataset(
 
 @contextmanager
 def inference_context(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards each module is in the mode in which it was before."""
+    """Eval mode inside; afterwards each module is in the mode in which it was before.
+
+    Where DistributedDataParallel sends buffers around in a forward pass, it does not inside: ranks
+    may have different numbers of batches.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    sends_buffers = getattr(model, "require_forward_param_sync", None)
     model.eval()
+    if sends_buffers:
+        model.require_forward_param_sync = False  # type: ignore[assignment]
     try:
         yield
     finally:
+        if sends_buffers:
+            model.require_forward_param_sync = True  # type: ignore[assignment]
         # First for models that do more in train() than set the flag, then each one's own flag.
         model.train(modes[0][1])
         for module, training in modes:

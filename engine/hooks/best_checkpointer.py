@@ -62,8 +62,10 @@ class BestCheckpointer(HookBase):
         """Which value was the best, and where it was saved."""
         if self._best.value is None:
             return f"There is no best checkpoint: no evaluation had {self._best.metric!r}"
-        ending = "" if saves_shards(self._checkpointer) else ".pth"
-        path = os.path.join(self._checkpointer.save_dir, self._file_prefix + ending)
+        endings = ("", ".pth") if saves_shards(self._checkpointer) else (".pth", "")
+        paths = [os.path.join(self._checkpointer.save_dir, self._file_prefix + e) for e in endings]
+        # It may have been saved under another strategy.
+        path = next(filter(os.path.exists, paths), paths[0])
         value, iteration = self._best.value, self._best.iteration
         return f"The best {self._best.metric} was {value:.5f} at iteration {iteration}: {path}"
 

@@ -11,6 +11,7 @@ from engine.hooks.base import HookBase, Priority
 from engine.hooks.hook_list import attach_error
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
+from engine.parallel.strategy import is_parallel
 from engine.utils.periods import is_due, read_period
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,8 @@ class EvalHook(HookBase):
 
 def _share_buffers(trainer: Any) -> None:
     """Have all ranks evaluate with the statistics of rank 0, which are those that are saved."""
-    if isinstance(model := getattr(trainer, "model", None), nn.Module):
+    model = getattr(trainer, "model", None)
+    if isinstance(model, nn.Module) and is_parallel(model):  # else each rank has a model of its own
         comm.copy_from_rank_0(dict(model.named_buffers()))
 
 

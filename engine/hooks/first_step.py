@@ -7,6 +7,7 @@ from torch import nn
 
 from engine.hooks.base import HookBase, Priority
 from engine.parallel import comm
+from engine.parallel.fsdp import is_sharded
 from engine.utils.wrapping import unwrap
 
 logger = logging.getLogger(__name__)
@@ -16,17 +17,36 @@ SHOWN = 5  # names in a line
 
 class FirstStepCheck(HookBase):
     """After the first backward pass, warns of trainable parameters that got no gradient, that are
-    not in the optimizer, or whose learning rate is 0 and stays so."""
+    not in the optimizer, or whose learning rate is 0 and stays so.
+
+    Ranks of a sharded model that have gradients of different parameters are an error: torch would
+    add up what does not belong together.
+    """
 
     priority = Priority.VERY_HIGH  # before hooks that change gradients
 
     def before_train(self) -> None:
-        self._is_done = not comm.is_main_process()
+        self._is_done = False
 
     def after_backward(self) -> None:
         if not self._is_done:
             self._is_done = True
-            self._report()
+            self._compare_ranks()
+            if comm.is_main_process():
+                self._report()
+
+    def _compare_ranks(self) -> None:
+        model: Any = getattr(self.trainer, "model", None)
+        if not (isinstance(model, nn.Module) and is_sharded(model)):
+            return
+        used = {name: p.grad is not None for name, p in model.named_parameters()}
+        ranks = comm.all_gather(used)
+        if differing := [name for name in used if len({rank[name] for rank in ranks}) > 1]:
+            raise RuntimeError(
+                f"some ranks have a gradient of {differing[0]} and others none: in a sharded "
+                "model all ranks must use the same parameters in a step; use STRATEGY ddp with "
+                "FIND_UNUSED_PARAMETERS"
+            )
 
     def _report(self) -> None:
         model: Any = getattr(self.trainer, "model", None)

@@ -43,6 +43,8 @@ def create_fsdp_model(
         "mp_policy": MixedPrecisionPolicy(*dtypes),
         "reshard_after_forward": reshard_after_forward,
     }
+    if empty := [name for name, p in model.named_parameters() if not p.numel()]:
+        raise ValueError(f"the parameter {empty[0]!r} is empty and cannot be sharded: use ddp")
     if cpu_offload and device != "cpu":
         options["offload_policy"] = CPUOffloadPolicy()
     tied = tied_parameters(model)

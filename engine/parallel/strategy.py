@@ -9,7 +9,7 @@ from torch import nn
 
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
-from engine.parallel.fsdp import create_fsdp_model
+from engine.parallel.fsdp import create_fsdp_model, is_sharded
 from engine.utils.suggest import hint_at
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,12 @@ def wrap_model(cfg: CfgNode, model: nn.Module) -> nn.Module:
             fullgraph=cfg.COMPILE.FULLGRAPH,
         )
     return model
+
+
+def is_parallel(model: nn.Module) -> bool:
+    """Whether it is one model of all processes, replicated or sharded, and not one of many."""
+    replicated = nn.parallel.DistributedDataParallel
+    return is_sharded(model) or any(isinstance(one, replicated) for one in model.modules())
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:

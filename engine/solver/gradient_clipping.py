@@ -1,9 +1,11 @@
 """Gradient clipping, by norm or by value, over the model, each group or each parameter."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
 import torch
+import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
@@ -46,7 +48,8 @@ class GradientClipper:
 
     def __call__(self, optimizer: Optimizer) -> Tensor:
         groups = [
-            [parameter for parameter in group["params"] if parameter.grad is not None]
+            # torch finds no largest element of an empty one
+            [p for p in group["params"] if p.grad is not None and p.grad.numel()]
             for group in optimizer.param_groups
         ]
         groups = [group for group in groups if group]
@@ -94,9 +97,23 @@ def _clip_norm(parameters: list[Tensor], maximum: float, norm_type: float) -> Te
         return clip_grad_norm_(parameters, maximum, norm_type)
     from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-    # Made whole in between, on the device where ranks can talk: weights may be offloaded.
-    norm = _whole(get_total_norm([p.grad for p in parameters if p.grad is not None], norm_type))
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if norm_type == math.inf:
+        norm = _largest_of_shards(gradients)
+    else:
+        # Made whole in between, on the device where ranks can talk: weights may be offloaded.
+        norm = _whole(get_total_norm(gradients, norm_type))
     clip_grads_with_norm_(parameters, maximum, norm.to(parameters[0].device))
+    return norm
+
+
+def _largest_of_shards(gradients: list[Tensor]) -> Tensor:
+    """The infinity norm; torch refuses it where a rank has nothing of a parameter."""
+    parts = [gradient.to_local() for gradient in gradients]  # type: ignore[attr-defined]
+    largest = [part.abs().amax() for part in parts if part.numel()]
+    mesh = gradients[0].device_mesh  # type: ignore[attr-defined]
+    norm = torch.stack(largest or [parts[0].new_zeros(())]).amax().to(mesh.device_type)
+    dist.all_reduce(norm, dist.ReduceOp.MAX, group=mesh.get_group())
     return norm
 
 

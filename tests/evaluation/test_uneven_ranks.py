@@ -12,6 +12,7 @@ from engine.evaluation import (
     LanguageModelEvaluator,
     inference_on_dataset,
 )
+from engine.parallel.ddp import create_ddp_model
 
 SAMPLES = 7  # four on the first process and three on the second
 GROUPS = ["a", "b", "a", "c", "b", "d", "b"]  # "a" is rare on both, "c" and "d" are on one each
@@ -42,10 +43,32 @@ def evaluate(samples: int, predictions: str) -> dict:
     return results
 
 
+class Normed(torch.nn.Module):
+    """Has buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(5)
+
+    def forward(self, batch: dict) -> torch.Tensor:
+        return self.norm(batch["image"].flatten(1))
+
+
+def evaluate_with_buffers() -> float:
+    """With a model that sends its buffers around in forward passes; one rank has no batch."""
+    model = create_ddp_model(Normed(), broadcast_buffers=True)
+    samples = LabelledImages(torch.ones(1, 1, 1, 5), torch.zeros(1, dtype=torch.long), 1.0)
+    loader = build_test_loader(samples, batch_size=1)
+    results = inference_on_dataset(model, loader, ClassificationEvaluator())
+    model({"image": torch.randn(4, 5)}).sum().backward()  # ranks still train together
+    return results["classification"]["accuracy"]
+
+
 def work(rank: int, folder: Path) -> dict:
     seen = {
         "uneven": evaluate(SAMPLES, f"{folder}/uneven.pth"),
         "one sample": evaluate(1, f"{folder}/one.pth"),
+        "with buffers": evaluate_with_buffers(),
         "nothing": "",
     }
     try:
@@ -63,6 +86,10 @@ def test_results_are_those_of_a_single_process_on_every_rank(processes, tmp_path
     for name, result in alone.items():
         for task, value in result.items():
             assert processes[0][case][name][task] == pytest.approx(value)
+
+
+def test_a_rank_without_a_batch_is_not_waited_for_to_send_buffers(processes):
+    assert [process["with buffers"] for process in processes] == [100.0, 100.0]
 
 
 def test_groups_are_rare_by_their_samples_on_all_ranks(processes):

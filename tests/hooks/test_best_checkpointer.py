@@ -215,6 +215,8 @@ def test_what_was_best_can_be_told(model, batches, tmp_path, log):
     assert hook.describe() == (
         f"The best test/score was 0.50000 at iteration 19: {tmp_path}/model_best.pth"
     )
+    (tmp_path / "model_best.pth").rename(tmp_path / "model_best")  # as if it were of a sharded run
+    assert hook.describe().endswith("/model_best")
     hook = BestCheckpointer(10, Checkpointer(model, tmp_path / "other"), "+test/skore")
     best_run(model, batches, [0.3, 0.5, 0.4, 0.2], hook).train(0, 40)
     assert hook.describe() == "There is no best checkpoint: no evaluation had 'test/skore'"

@@ -15,14 +15,14 @@ class Trainer(TrainerBase):
     def __init__(self, rank, *hooks):
         super().__init__()
         self.rank = rank
-        self.model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3).double())
+        self.norms = self.model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3).double())
         self.register_hooks(hooks)
 
     def epoch_of(self, iteration):
         return iteration // 2
 
     def run_step(self):
-        for norm in self.model:
+        for norm in self.norms:
             norm.running_mean += self.rank + 1
             norm.num_batches_tracked += self.rank + 1
 
@@ -36,17 +36,24 @@ def work(rank: int, folder: Path) -> dict:
     for iteration in range(3):
         trainer.train(iteration, iteration + 1)
         seen.append(trainer.statistics())
-    return {"steps": seen, "evaluated": evaluate(rank), "trained with": train_together(rank)}
+    return {
+        "steps": seen,
+        "evaluated": evaluate(rank, is_replicated=True),
+        "evaluated alone": evaluate(rank, is_replicated=False),
+        "trained with": train_together(rank),
+    }
 
 
-def evaluate(rank: int) -> list[float]:
+def evaluate(rank: int, is_replicated: bool) -> list[float]:
     """The statistics that an evaluation uses, after a step in which those of ranks went apart."""
     seen = []
     trainer = Trainer(rank)
-    hook = EvalHook(1, lambda: seen.extend(trainer.model[0].running_mean.tolist()))
+    if is_replicated:
+        trainer.model = create_ddp_model(trainer.norms, broadcast_buffers=False)
+    hook = EvalHook(1, lambda: seen.extend(trainer.norms[0].running_mean.tolist()))
     trainer.register_hooks([hook])
     if rank == 1:  # a rank may have others besides
-        trainer.model.register_buffer("cache", torch.ones(5))
+        trainer.norms.register_buffer("cache", torch.ones(5))
     trainer.train(0, 1)
     return seen
 
@@ -60,6 +67,10 @@ def train_together(rank: int) -> list[float]:
 
 def test_evaluations_use_the_buffers_of_rank_0_which_are_those_that_are_saved(processes):
     assert [process["evaluated"] for process in processes] == [[1.0, 1.0]] * 2
+
+
+def test_ranks_that_each_train_a_model_of_their_own_evaluate_it(processes):
+    assert [process["evaluated alone"] for process in processes] == [[1.0, 1.0], [2.0, 2.0]]
 
 
 def test_a_wrapped_model_begins_with_the_buffers_of_rank_0(processes):

@@ -1,5 +1,6 @@
 """Sharded models, on one process and on two."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import SimpleTrainer
-from engine.checkpoint import Checkpointer, CheckpointError
+from engine.checkpoint import Checkpointer
 from engine.evaluation import DatasetEvaluator, inference_on_dataset
-from engine.hooks import EMAHook, EvalHook, SafetensorsHook
+from engine.hooks import EMAHook, EvalHook, FirstStepCheck, SafetensorsHook
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
 from engine.parallel.fsdp import (
@@ -56,6 +57,23 @@ def batches(number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         (torch.randn(4, 5, generator=generator), torch.randn(4, 1, generator=generator))
         for _ in range(number)
     ]
+
+
+class Experts(nn.Module):
+    """Each rank uses another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(5, 1), nn.Linear(5, 1)])
+
+    def forward(self, batch):
+        return self.experts[comm.get_rank()](batch[0]).square().mean()
+
+
+class WithEmpty(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(0, 5))
 
 
 class MeanLoss(DatasetEvaluator):
@@ -108,6 +126,7 @@ def compare_training() -> dict:
         ("model norm", 50, GradientClipper(0.5)),
         ("parameter norm", 5, GradientClipper(0.1, scope="parameter")),
         ("value", 5, GradientClipper(0.1, by="value")),
+        ("largest element", 5, GradientClipper(0.1, norm_type=math.inf)),
     ]:
         ddp, fsdp = (train(wrap(how), steps, clip_gradients=clipper) for how in ("ddp", "fsdp"))
         pairs = zip(norms(ddp), norms(fsdp), strict=True)
@@ -165,7 +184,7 @@ def count_reductions(accumulate: int) -> int:
 def error_of(function) -> str:
     try:
         return f"returned {function()}"
-    except (ValueError, CheckpointError) as error:
+    except (ValueError, RuntimeError) as error:
         return str(error)
 
 
@@ -207,6 +226,8 @@ def work(rank: int, folder: Path) -> dict:
         "exported": {k: v.tolist() for k, v in whole_weights(exported.model).items()},
         "tied": error_of(lambda: create_fsdp_model(Net(tied=True), shard_classes=["Block"])),
         "tied as one": tied_parameters(create_fsdp_model(Net(tied=True))),
+        "empty": error_of(lambda: create_fsdp_model(WithEmpty())),
+        "experts": error_of(lambda: train(create_fsdp_model(Experts()), 1, [FirstStepCheck()])),
         "damaged": error_of(lambda: load_damaged(folder)),
         "no batch": error_of(lambda: missing_batches(half, rank)),
         "no length": error_of(lambda: missing_batches(half, None)),
@@ -250,7 +271,7 @@ def test_a_tensor_is_cut_only_where_the_other_is():
 # --- two processes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clipping", ["model norm", "parameter norm", "value"])
+@pytest.mark.parametrize("clipping", ["model norm", "parameter norm", "value", "largest element"])
 def test_the_weights_and_norms_are_those_of_ddp(processes, clipping):
     for seen in processes:
         assert seen["training"][clipping]["weights"] < 1e-5
@@ -311,3 +332,12 @@ def test_all_ranks_say_the_same_of_a_shard_that_is_damaged(processes):
     for seen in processes:
         assert "model_damaged cannot be loaded: it is damaged" in seen["damaged"]
         assert "the checksum of __1_0.distcp is not that" in seen["damaged"]
+
+
+def test_an_empty_parameter_is_refused_by_its_name(processes):
+    assert "the parameter 'nothing' is empty" in processes[0]["empty"]
+
+
+def test_ranks_that_use_different_parameters_are_noticed_in_the_first_step(processes):
+    for seen in processes:
+        assert "have a gradient of experts.0.weight and others none" in seen["experts"]
