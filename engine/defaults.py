@@ -28,6 +28,7 @@ from engine.data.from_config import (
     train_loader_from_config,
 )
 from engine.evaluation import (
+    EVALUATOR_REGISTRY,
     ClassificationEvaluator,
     DatasetEvaluator,
     LanguageModelEvaluator,
@@ -76,6 +77,8 @@ from engine.train_loop import TrainerBase
 from engine.utils.claims import claim
 from engine.utils.default_property import default_property
 from engine.utils.logger import setup_logger
+from engine.utils.random_state import seeded
+from engine.utils.registry import find
 
 __all__ = [
     "HOOK_REGISTRY",
@@ -311,10 +314,12 @@ class DefaultTrainer(TrainerBase):
             return ClassificationEvaluator(save_predictions=predictions)
         if kind == "language_model":
             return LanguageModelEvaluator()
+        if kind:
+            return find(EVALUATOR_REGISTRY, kind)(cfg, dataset_name)
         raise NotImplementedError(
             f"no evaluator is known for the data set {dataset_name!r}: override build_evaluator in "
-            "your trainer, or set evaluator_type in its metadata to classification or "
-            "language_model"
+            "your trainer, or set evaluator_type in its metadata to classification, "
+            "language_model, a name in EVALUATOR_REGISTRY or an import path"
         )
 
     @classmethod
@@ -343,7 +348,9 @@ class DefaultTrainer(TrainerBase):
                 results[name] = {}
                 continue
             logger.info("Evaluating on %s", name)
-            results[name] = inference_on_dataset(model, cls.build_test_loader(cfg, name), evaluator)
+            with seeded(cfg.TEST.SEED + comm.get_rank()) if cfg.TEST.SEED >= 0 else nullcontext():
+                loader = cls.build_test_loader(cfg, name)
+                results[name] = inference_on_dataset(model, loader, evaluator)
         if comm.is_main_process() and any(results.values()):
             print_csv_format(results)
             logger.info("Results:\n%s", results_table(results))

@@ -25,6 +25,7 @@ from engine.events.step_metrics import (
 from engine.parallel.fsdp import device_type_of, shard_optimizer_state
 from engine.parallel.strategy import no_gradient_sync
 from engine.solver import optimizer_calls
+from engine.solver.gradient_clipping import leave_clipping_to_trainer
 from engine.solver.optimizer import load_optimizer_state
 from engine.train_loop import TrainerBase
 from engine.utils.cpu_bfloat16 import has_working_bfloat16_kernels, without_onednn
@@ -86,6 +87,8 @@ class SimpleTrainer(TrainerBase):
                 "gather_metric_period and accumulate must be at least 1, "
                 f"got {gather_metric_period} and {accumulate}"
             )
+        if clip_gradients is not None:
+            leave_clipping_to_trainer(optimizer)
         model.train()
         self.model = model
         self.data_loader = data_loader
@@ -231,7 +234,7 @@ class SimpleTrainer(TrainerBase):
         self, loss_dict: Metrics, data_time: float, prefix: str = "", iter: int | None = None
     ) -> bool:
         """Store the metrics where the period says so; False if the step is to be skipped."""
-        iteration = self.iter if iter is None else iter
+        iteration = (self._outer or self).iter if iter is None else iter
         is_stored = (iteration + 1) % self.gather_metric_period == 0
         total, numbers = put_step_metrics(loss_dict, data_time, iteration, prefix, is_stored)
         if type(total) is float and isfinite(total) and not self.nonfinite.is_joint:

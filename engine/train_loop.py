@@ -276,9 +276,11 @@ class TrainerBase:
 
     def _log_failure(self, error: BaseException) -> None:
         if isinstance(error, Exception):
+            is_echo = "Connection closed by peer" in str(error)  # gloo's words
             logger.error(
-                "Exception during training, at iteration %d",
+                "Exception during training, at iteration %d%s",
                 self.iter,
+                ": another rank has ended, and its log says why" if is_echo else "",
                 exc_info=error,
                 extra={"is_raised": True},
             )

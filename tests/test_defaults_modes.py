@@ -27,7 +27,7 @@ def test_the_best_is_chosen_by_validation(digits_cfg):
 
 
 def test_an_unknown_validation_set_is_refused_before_training(digits_cfg):
-    with pytest.raises(KeyError, match="digits_test"):
+    with pytest.raises(KeyError, match=r"DATASETS.VAL: .*digits_test"):
         DefaultTrainer(digits_cfg("DATASETS.VAL", "['digits_tset']"))
 
 

@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset
 from engine.config import ConfigError, get_cfg
 from engine.data import DatasetCatalog, MetadataCatalog, get_dataset
 from engine.defaults import DefaultTrainer
+from engine.evaluation import DatasetEvaluator
 from engine.hooks import CallbackHook
 from engine.modeling import build_model
 
@@ -235,6 +236,43 @@ def test_a_test_set_without_an_evaluator_is_named_and_passed_over(digits_cfg, re
     assert results["digits_test"]["classification"]
     assert "nameless is not evaluated" in log.text
     assert "override build_evaluator" in log.text
+
+
+class CountsSamples(DatasetEvaluator):
+    def __init__(self, cfg, dataset_name):
+        self.name = f"{dataset_name}, batches of {cfg.TEST.BATCH_SIZE}"
+
+    def reset(self):
+        self.count = 0
+
+    def process(self, inputs, outputs):
+        self.count += len(inputs["label"])
+
+    def evaluate(self):
+        return {self.name: {"samples": self.count}}
+
+
+def test_a_data_set_names_an_evaluator_of_ones_own(digits_cfg, register):
+    register("mine", get_dataset("digits_test"), evaluator_type=f"{__name__}:CountsSamples")
+    cfg = digits_cfg("DATASETS.TEST", "[mine]", "TEST.BATCH_SIZE", 100)
+    results = DefaultTrainer.test(cfg, build_model(cfg))
+    assert results == {"mine, batches of 100": {"samples": 360}}
+
+
+class DrawsNumbers(CountsSamples):
+    def evaluate(self):
+        return {"drawn": {"number": torch.rand(()).item()}}
+
+
+@pytest.mark.parametrize("seed", [-1, 3])
+def test_evaluations_with_a_seed_draw_the_same_and_training_its_own(digits_cfg, register, seed):
+    register("mine", get_dataset("digits_test"), evaluator_type=f"{__name__}:DrawsNumbers")
+    cfg = digits_cfg("DATASETS.TEST", "[mine]", "TEST.SEED", seed, "TEST.EVAL_PERIOD", 5)
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    drawn = {value for value, _ in trainer.storage.history("drawn/number").values()}
+    assert len(drawn) == (4 if seed < 0 else 1)
+    assert torch.rand(()).item() not in drawn
 
 
 def test_results_as_expected_let_the_run_end_well(digits_cfg, log):

@@ -371,6 +371,25 @@ class CustomStep(SimpleTrainer):
         self.optimizer.step()
 
 
+class Around(TrainerBase):
+    """As detectron2's DefaultTrainer: its step writes by the trainer inside."""
+
+    def __init__(self, inner: SimpleTrainer) -> None:
+        super().__init__()
+        self._trainer = inner
+
+    def run_step(self) -> None:
+        self._trainer._write_metrics({"loss": torch.tensor(float(self.iter))}, 0.1)
+
+
+def test_metrics_that_are_written_by_a_trainer_inside_have_the_iteration_of_the_outer(
+    model, batches
+):
+    trainer = Around(make_trainer(model, batches))
+    trainer.train(0, 3)
+    assert trainer.storage.history("loss").values() == [(0.0, 0), (1.0, 1), (2.0, 2)]
+
+
 def test_a_step_of_ones_own_learns_and_stores_the_same(model, batches):
     other = copy.deepcopy(model)
     custom = CustomStep(model, batches, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))

@@ -6,6 +6,7 @@ checkpoint. It trains a small network on the digits that scikit-learn's package 
 """
 
 import argparse
+import math
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # beside another job, spinning costs 15 ×
@@ -26,6 +27,7 @@ from engine.events import (
 from engine.utils.logger import setup_logger
 
 WRITE_PERIOD, SAVE_PERIOD = 20, 200
+BASE_LR = 0.1
 
 
 class Digits(nn.Module):
@@ -59,12 +61,10 @@ def evaluate(model: nn.Module) -> float:
 
 
 def train(model: nn.Module, loader: TrainLoader, args: argparse.Namespace) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.max_iter)
-    checkpointer = Checkpointer(model, args.output_dir, optimizer=optimizer, schedule=schedule)
+    optimizer = torch.optim.SGD(model.parameters(), BASE_LR, momentum=0.9, weight_decay=1e-4)
+    checkpointer = Checkpointer(model, args.output_dir, optimizer=optimizer)
     loaded = checkpointer.resume_or_load("", resume=args.resume)
     start_iter = loaded.get("iteration", -1) + 1
-    schedule.T_max = args.max_iter  # of this run, where the one that is resumed was shorter
     writers = [
         CommonMetricPrinter(args.max_iter),
         JSONWriter(os.path.join(args.output_dir, "metrics.json")),
@@ -76,13 +76,16 @@ def train(model: nn.Module, loader: TrainLoader, args: argparse.Namespace) -> No
     model.train()
     with EventStorage(start_iter) as storage:
         for storage.iter, batch in zip(range(start_iter, args.max_iter), loader, strict=False):
+            # From the iteration alone: right also where the run that is resumed was a shorter one.
+            lr = BASE_LR * (1 + math.cos(math.pi * storage.iter / args.max_iter)) / 2
+            for group in optimizer.param_groups:
+                group["lr"] = lr
             loss = model(batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             storage.put_scalar("total_loss", loss)
-            storage.put_scalar("lr", schedule.get_last_lr()[0], smoothing_hint=False)
-            schedule.step()
+            storage.put_scalar("lr", lr, smoothing_hint=False)
 
             done = storage.iter + 1
             if done % SAVE_PERIOD == 0 or done == args.max_iter:

@@ -12,6 +12,8 @@ from engine.checkpoint.plain import as_plain
 
 logger = logging.getLogger(__name__)
 
+WORTH_A_WORD = 0.5  # seconds that training has waited for a save
+
 
 class BackgroundSaves:
     """Has states written by one thread, one after the other, each from a copy of its own.
@@ -46,10 +48,11 @@ class BackgroundSaves:
         if all(copy.is_used for copy in self._copies):
             start = perf_counter()
             self._jobs[0].exception()
-            logger.warning(
-                "Training waited %.1f s for a save: saves come faster than they can be written",
-                perf_counter() - start,
-            )
+            if (waited := perf_counter() - start) > WORTH_A_WORD:
+                logger.warning(
+                    "Training waited %.1f s for a save: saves come faster than they can be written",
+                    waited,
+                )
         done = [job for job in self._jobs if job.done()]
         self._jobs = [job for job in self._jobs if not job.done()]
         self._raise_mistake([job.exception() for job in done])

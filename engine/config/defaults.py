@@ -245,6 +245,9 @@ _C.TEST = CN()
 _C.TEST.EVAL_PERIOD = Period(0)
 # Samples in a batch, on each process.
 _C.TEST.BATCH_SIZE = Within(64, low=1)
+# Seed of what is random in an evaluation, such as a masked loss: each then draws the same; training
+# goes on with its own. Below 0 evaluations draw on.
+_C.TEST.SEED = Within(-1)
 # Store the raw predictions with the results.
 _C.TEST.SAVE_PREDICTIONS = False
 # Results that must come out, each [task, metric, value, tolerance], with the data set in front

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
+from engine.utils.registry import UnknownNameError
 from engine.utils.suggest import hint_at
 
 
@@ -17,11 +18,14 @@ class ConfigError(ValueError, KeyError):
 
 @contextmanager
 def naming(key: str) -> Iterator[None]:
-    """Have a ValueError be a ConfigError that begins with the key it is about."""
+    """Have a ValueError be a ConfigError that begins with the key it is about; a name that is not
+    known stays what it is, and begins so too."""
     try:
         yield
     except ConfigError:
         raise
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{key}: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from error
 

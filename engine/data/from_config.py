@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from engine.config import CfgNode, ConfigError
+from engine.config import CfgNode, ConfigError, naming
 from engine.data.catalog import DatasetCatalog, get_dataset
 from engine.data.loader import TRAIN_LOADER_REGISTRY, build_test_loader
 from engine.data.samplers import (
@@ -32,12 +32,17 @@ def train_loader_from_config(cfg: CfgNode, mapper: Callable[..., Any] | None = N
             f"SOLVER.IMS_PER_BATCH is {size}, which cannot be split over {ranks} processes; the "
             f"next that can is {size + -size % ranks}"
         )
-    dataset = get_dataset(cfg.DATASETS.TRAIN)
     loader = cfg.DATALOADER
-    return find(TRAIN_LOADER_REGISTRY, loader.TRAIN_LOADER)(
+    with naming("DATASETS.TRAIN"):
+        dataset = get_dataset(cfg.DATASETS.TRAIN)
+    with naming("DATALOADER.TRAIN_LOADER"):
+        build = find(TRAIN_LOADER_REGISTRY, loader.TRAIN_LOADER)
+    with naming("DATALOADER.MAPPER"):
+        mapper = mapper or find_function(loader.MAPPER)
+    return build(
         dataset,
         total_batch_size=cfg.SOLVER.IMS_PER_BATCH,
-        mapper=mapper or find_function(loader.MAPPER),
+        mapper=mapper,
         sampler=_sampler(cfg, dataset),
         seed=cfg.SEED,
         num_workers=loader.NUM_WORKERS,
@@ -57,9 +62,11 @@ def test_loader_from_config(
 
     A `mapper` takes the place of DATALOADER.TEST_MAPPER.
     """
+    with naming("DATALOADER.TEST_MAPPER"):
+        mapper = mapper or find_function(cfg.DATALOADER.TEST_MAPPER)
     return build_test_loader(
         get_dataset(members_of(cfg, dataset_name)),
-        mapper=mapper or find_function(cfg.DATALOADER.TEST_MAPPER),
+        mapper=mapper,
         batch_size=cfg.TEST.BATCH_SIZE,
         num_workers=cfg.DATALOADER.NUM_WORKERS,
         **_collation(cfg),
@@ -83,10 +90,15 @@ def check_test_sets(cfg: CfgNode) -> None:
             f"DATASETS: {', '.join(sorted(both))} is a group of TEST_GROUPS, and in VAL or TEST as "
             "well: groups are evaluated anyway, so leave it out there or rename it"
         )
-    for name in (*cfg.DATASETS.VAL, *cfg.DATASETS.TEST, *groups):
-        for member in members_of(cfg, name):
+    for key, names in (
+        ("VAL", cfg.DATASETS.VAL),
+        ("TEST", cfg.DATASETS.TEST),
+        ("TEST_GROUPS", groups),
+    ):
+        for member in (member for name in names for member in members_of(cfg, name)):
             if member not in DatasetCatalog:
-                DatasetCatalog.get(member)  # raises, with the nearest name
+                with naming(f"DATASETS.{key}"):
+                    DatasetCatalog.get(member)  # raises, with the nearest name
 
 
 def find_function(name: str) -> Callable[..., Any] | None:
@@ -96,7 +108,8 @@ def find_function(name: str) -> Callable[..., Any] | None:
 
 def _collation(cfg: CfgNode) -> dict[str, Any]:
     # Left out where it is torch's: a builder of loaders that is the user's own may not know it.
-    collate = find_function(cfg.DATALOADER.COLLATE)
+    with naming("DATALOADER.COLLATE"):
+        collate = find_function(cfg.DATALOADER.COLLATE)
     return {"collate_fn": collate} if collate else {}
 
 
@@ -104,7 +117,8 @@ def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int] | None:
     if isinstance(dataset, IterableDataset):  # chooses its samples itself
         return None
     name, loader = cfg.DATALOADER.SAMPLER_TRAIN, cfg.DATALOADER
-    sampler_class = find(SAMPLER_REGISTRY, name)
+    with naming("DATALOADER.SAMPLER_TRAIN"):
+        sampler_class = find(SAMPLER_REGISTRY, name)
     by_category = issubclass(sampler_class, RepeatFactorTrainingSampler)
     if by_category or cfg.DATASETS.TRAIN_REPEAT_FACTOR:
         if not by_category:

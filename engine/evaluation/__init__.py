@@ -2,6 +2,7 @@
 
 from engine.evaluation.classification import ClassificationEvaluator
 from engine.evaluation.evaluator import (
+    EVALUATOR_REGISTRY,
     DatasetEvaluator,
     DatasetEvaluators,
     inference_context,
@@ -21,6 +22,7 @@ from engine.evaluation.results import (
 from engine.evaluation.totals import Totals
 
 __all__ = [
+    "EVALUATOR_REGISTRY",
     "ClassificationEvaluator",
     "DatasetEvaluator",
     "DatasetEvaluators",

@@ -13,8 +13,13 @@ from torch import nn
 from engine.events import get_event_storage, has_event_storage
 from engine.parallel.fsdp import missing_batches
 from engine.utils.endless import batches_per_epoch
+from engine.utils.registry import Registry
 
 logger = logging.getLogger(__name__)
+
+EVALUATOR_REGISTRY = Registry("EVALUATOR")
+"""Evaluators of your own, for the `evaluator_type` in the metadata of data sets: classes, or
+functions, that take the config and the name of the data set."""
 
 WARM_UP_BATCHES = 5  # not in the times: the first ones fill caches and start workers
 SECONDS_BETWEEN_LINES = 5.0

@@ -142,7 +142,8 @@ def find_nonfinite(total_loss: float | torch.Tensor, losses: Numbers, iteration:
     values = {name: float(value) for name, value in losses.items()}
     shown = {name: value for name, value in values.items() if not math.isfinite(value)} or values
     listed = ", ".join(f"{name} = {value}" for name, value in shown.items())
-    return f"the loss became infinite or NaN at iteration {iteration}: {listed}"
+    where = f" on rank {comm.get_rank()}" if comm.get_world_size() > 1 else ""
+    return f"the loss became infinite or NaN{where} at iteration {iteration}: {listed}"
 
 
 def _is_bad(total_loss: torch.Tensor) -> torch.Tensor:

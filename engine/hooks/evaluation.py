@@ -34,6 +34,10 @@ class EvalHook(HookBase):
         eval_function: Callable[[], Mapping[str, Any] | None],
         eval_after_train: bool = True,
     ) -> None:
+        if not callable(eval_function):
+            raise TypeError(
+                f"an eval function is called at each evaluation, got {eval_function!r:.80}"
+            )
         self._period = read_period(eval_period, JointPeriod)
         self._func = eval_function
         self._eval_after_train = eval_after_train

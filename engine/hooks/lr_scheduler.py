@@ -59,7 +59,7 @@ class LRScheduler(HookBase):
     @property
     def scheduler(self) -> Any:
         """The schedule: the one given, or the trainer's."""
-        return self._multiplier or self._scheduler or self.trainer.scheduler  # type: ignore[attr-defined]
+        return self._multiplier or self._scheduler or getattr(self.trainer, "scheduler", None)
 
     @staticmethod
     def get_best_param_group_id(optimizer: torch.optim.Optimizer) -> int:

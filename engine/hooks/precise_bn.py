@@ -34,6 +34,8 @@ class PreciseBN(HookBase):
     def __init__(
         self, period: int | str, model: nn.Module, data_loader: Iterable[Any], num_iter: int
     ) -> None:
+        if num_iter < 1:
+            raise ValueError(f"num_iter must be 1 batch or more, got {num_iter}")
         self._period = read_period(period, JointPeriod)
         self._model = model
         self._data_loader = data_loader

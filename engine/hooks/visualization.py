@@ -25,6 +25,8 @@ class VisualizationHook(HookBase):
         period: int = 50,
         name: str = "prediction",
     ) -> None:
+        if not callable(draw):
+            raise TypeError(f"draw is called with what the model returned, got {draw!r:.80}")
         if period < 1:
             raise ValueError(f"period must be 1 batch or more, got {period}")
         self._draw = draw

@@ -8,17 +8,19 @@ from engine.solver.gradient_clipping import (
 from engine.solver.layer_decay import LayerDecay
 from engine.solver.loss_scale import ConstantGradScaler, build_grad_scaler
 from engine.solver.lr_scheduler import LRMultiplier, LRScheduler, WarmupParamScheduler
-from engine.solver.optimizer import build_optimizer
+from engine.solver.optimizer import OPTIMIZER_REGISTRY, build_optimizer
 from engine.solver.param_groups import (
     get_default_optimizer_params,
     param_group_table,
     reduce_param_groups,
 )
 from engine.solver.param_rules import ParamRule, freeze_parameters, parse_param_rules
-from engine.solver.schedules import build_lr_scheduler
+from engine.solver.schedules import SCHEDULE_REGISTRY, build_lr_scheduler
 from engine.solver.warmup import WarmupCosineLR, WarmupMultiStepLR
 
 __all__ = [
+    "OPTIMIZER_REGISTRY",
+    "SCHEDULE_REGISTRY",
     "ConstantGradScaler",
     "GradientClipper",
     "LRMultiplier",

@@ -1,8 +1,9 @@
 """Gradient clipping, by norm or by value, over the model, each group or each parameter."""
 
+import functools
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -84,12 +85,40 @@ def build_gradient_clipper(cfg: CfgNode) -> GradientClipper | None:
 
 
 def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: T) -> T:
-    """The optimizer, or class of optimizers, as it is: here the trainer clips.
+    """The optimizer, or class of optimizers, that clips as `SOLVER.CLIP_GRADIENTS` says before each
+    step. `build_optimizer` adds it, for loops of one's own.
 
-    DefaultTrainer does what `SOLVER.CLIP_GRADIENTS` says, and SimpleTrainer what is passed to it:
-    `clip_gradients=build_gradient_clipper(cfg)`. The name is detectron2's, for code that calls it.
+    A trainer with `clip_gradients`, as DefaultTrainer has it from the config, clips in its place.
     """
+    if (clipper := build_gradient_clipper(cfg)) is None:
+        return optimizer
+    if isinstance(optimizer, type):
+        return _clipping_class(optimizer, clipper)
+    _clip_before_step(optimizer, clipper)
     return optimizer
+
+
+def leave_clipping_to_trainer(optimizer: Optimizer) -> None:
+    """Take back what `maybe_add_gradient_clipping` has added."""
+    if (hook := getattr(optimizer, "_clipping", None)) is not None:
+        hook.remove()
+
+
+def _clipping_class(base: Any, clipper: GradientClipper) -> Any:
+    @functools.wraps(base.__init__)
+    def init(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        base.__init__(self, *args, **kwargs)
+        _clip_before_step(self, clipper)
+
+    return type(f"{base.__name__}WithClipping", (base,), {"__init__": init})
+
+
+def _clip_before_step(optimizer: Optimizer, clipper: GradientClipper) -> None:
+    def clip(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        clipper(optimizer)
+
+    leave_clipping_to_trainer(optimizer)  # once is enough
+    optimizer._clipping = optimizer.register_step_pre_hook(clip)  # type: ignore[attr-defined]
 
 
 def _clip_norm(parameters: list[Tensor], maximum: float, norm_type: float) -> Tensor:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from engine.config import ConfigError, naming
 from engine.parallel.fsdp import is_sharded
+from engine.solver.gradient_clipping import maybe_add_gradient_clipping
 from engine.solver.layer_decay import LayerDecay
 from engine.solver.param_groups import (
     ParamGroups,
@@ -25,9 +26,13 @@ from engine.solver.param_rules import (
     parse_param_rules,
     warn_about_idle_rules,
 )
+from engine.utils.registry import Registry, locate
 from engine.utils.suggest import hint_at
 
 logger = logging.getLogger(__name__)
+
+OPTIMIZER_REGISTRY = Registry("OPTIMIZER")
+"""Optimizers of your own, for SOLVER.OPTIMIZER.NAME."""
 
 # What the optimizers of torch keep for each element of a parameter.
 PER_ELEMENT = {"acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq"}
@@ -40,7 +45,8 @@ IMPLEMENTATION = {"capturable", "differentiable", "foreach", "fused"}
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """The optimizer that `SOLVER` describes, over the model's trainable parameters.
 
-    Freezes what `SOLVER.PARAM_RULES` say to freeze. Text as `SOLVER.OPTIMIZER` is its NAME.
+    It clips gradients as `SOLVER.CLIP_GRADIENTS` says, unless a trainer does. Freezes what
+    `SOLVER.PARAM_RULES` say to freeze. Text as `SOLVER.OPTIMIZER` is its NAME.
     """
     solver, options = cfg.SOLVER, cfg.SOLVER.OPTIMIZER
     options = {"NAME": options} if isinstance(options, str) else options
@@ -80,16 +86,20 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
             "SOLVER.OPTIMIZER.fused is not used: torch cannot do it with sharded weights"
         )
         arguments["fused"] = False
-    return optimizer_class(groups, **arguments)
+    return maybe_add_gradient_clipping(cfg, optimizer_class(groups, **arguments))
 
 
 def get_optimizer_class(name: str) -> type[Optimizer]:
-    """The optimizer of that name in torch.optim."""
+    """The optimizer of that name in torch.optim or the registry, or at an import path."""
     known = {
         key: value
         for key, value in vars(torch.optim).items()
         if inspect.isclass(value) and issubclass(value, Optimizer) and value is not Optimizer
     }
+    known |= dict(OPTIMIZER_REGISTRY)
+    if ":" in name or "." in name:
+        with naming("SOLVER.OPTIMIZER.NAME"):
+            return locate(name)
     if name not in known:
         raise ConfigError(
             f"torch.optim has no optimizer {name!r}{hint_at(name, known)} "

@@ -18,9 +18,14 @@ from torch.optim import Optimizer
 from engine.config import ConfigError, naming
 from engine.solver.lr_scheduler import LRMultiplier, WarmupParamScheduler
 from engine.utils.lengths import to_iterations
+from engine.utils.registry import Registry, find
 from engine.utils.suggest import hint_at
 
 logger = logging.getLogger(__name__)
+
+SCHEDULE_REGISTRY = Registry("SCHEDULE")
+"""Schedules of your own, for SOLVER.LR_SCHEDULER_NAME: functions of the SOLVER node and the number
+of iterations that return a ParamScheduler, or a class of these."""
 
 
 def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRMultiplier:
@@ -33,14 +38,14 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRMultiplier:
         max_iter = to_iterations(solver.MAX_ITER)
     if max_iter < 1:
         raise ConfigError(f"SOLVER.MAX_ITER must be at least 1, got {solver.MAX_ITER!r}")
-    lr_curve = _Settings(solver, max_iter).build(solver.LR_SCHEDULER_NAME)
+    lr_curve = _Settings(solver, max_iter).build("SOLVER.LR_SCHEDULER_NAME")
     highest = max(lr_curve(place / 200) for place in range(200))
     if highest < 0.5:
         message = "The learning rate never exceeds %.2g × BASE_LR in this run of %d iterations"
         logger.warning(message, highest, max_iter)
     momentum_curve = None
     if momentum.NAME:
-        momentum_curve = _Settings(momentum, max_iter).build(momentum.NAME)
+        momentum_curve = _Settings(momentum, max_iter).build("SOLVER.MOMENTUM_SCHEDULE.NAME")
     return LRMultiplier(optimizer, lr_curve, max_iter, momentum=momentum_curve)
 
 
@@ -65,13 +70,9 @@ class _Settings:
     node: CfgNode
     max_iter: int
 
-    def build(self, name: str) -> ParamScheduler:
-        if name not in SCHEDULES:
-            raise ConfigError(
-                f"unknown schedule {name!r}{hint_at(name, SCHEDULES)} "
-                f"(known: {', '.join(SCHEDULES)})"
-            )
-        curve = SCHEDULES[name](self)
+    def build(self, key: str) -> ParamScheduler:
+        """The schedule that the key names."""
+        curve = self._curve(key, self.node[key.rpartition(".")[2]])
         warmup_iters = to_iterations(self.node.WARMUP_ITERS)
         if warmup_iters <= 0:
             return curve
@@ -86,6 +87,17 @@ class _Settings:
             min(warmup_iters / self.max_iter, 1.0),
             self.node.WARMUP_METHOD,
             self.node.RESCALE_INTERVAL,
+        )
+
+    def _curve(self, key: str, name: str) -> ParamScheduler:
+        if name in SCHEDULES:
+            return SCHEDULES[name](self)
+        if name in SCHEDULE_REGISTRY or ":" in name or "." in name:
+            with naming(key):
+                return find(SCHEDULE_REGISTRY, name)(self.node, self.max_iter)
+        known = [*SCHEDULES, *dict(SCHEDULE_REGISTRY)]
+        raise ConfigError(
+            f"{key}: unknown schedule {name!r}{hint_at(name, known)} (known: {', '.join(known)})"
         )
 
     @property

@@ -1,6 +1,8 @@
 """The state of the global random generators, as plain values that a checkpoint can hold."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,19 @@ def set_random_state(state: dict[str, Any]) -> None:
     for name, module in _accelerators().items():
         if name in state:
             module.set_rng_state(state[name])
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, all that is random follows from the seed; afterwards it goes on as without."""
+    before = get_random_state()
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        set_random_state(before)
 
 
 def _accelerators() -> dict[str, Any]:

@@ -145,7 +145,7 @@ def test_settings_that_contradict_each_other_are_refused(digits_cfg, options, me
 
 
 def test_an_unknown_mapper_is_answered_with_the_nearest(digits_cfg):
-    with pytest.raises(ImportError, match="did you mean augment"):
+    with pytest.raises(ImportError, match=r"DATALOADER.MAPPER: .*did you mean augment"):
         train_loader(digits_cfg("DATALOADER.MAPPER", "engine.zoo.digits:augmant"))
 
 

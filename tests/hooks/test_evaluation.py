@@ -378,3 +378,8 @@ def test_a_result_with_the_name_of_a_loss_is_stored_beside_it(batches, log):
     assert trainer.storage.latest()["eval/loss"] == (7.0, 5)
     assert trainer.storage.latest()["loss"][1] == 4
     assert "The result 'loss' is stored as 'eval/loss'" in log.text
+
+
+def test_a_result_in_the_place_of_the_function_is_refused_at_once():
+    with pytest.raises(TypeError, match=r"called at each evaluation, got \{'accuracy': 1"):
+        EvalHook(5, {"accuracy": 1.0})

@@ -38,6 +38,13 @@ def test_a_schedule_of_torch_is_stepped_after_each_step(model, batches):
     assert trainer.storage.smoothing_hints()["lr"] is False
 
 
+def test_a_missing_schedule_is_named(model, batches):
+    trainer = make_trainer(model, batches)
+    trainer.register_hooks([LRScheduler()])
+    with pytest.raises(ValueError, match="LRScheduler got no schedule, and the trainer has none"):
+        trainer.train(0, 1)
+
+
 def test_a_schedule_that_wants_a_metric_is_refused_with_the_way_to_use_it(model, batches):
     trainer = make_trainer(model, batches)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)

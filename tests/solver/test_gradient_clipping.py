@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from engine.solver.gradient_clipping import GradientClipper, build_gradient_clipper
+from engine import SimpleTrainer
+from engine.solver import build_optimizer
+from engine.solver.gradient_clipping import (
+    GradientClipper,
+    build_gradient_clipper,
+    maybe_add_gradient_clipping,
+)
 
 finite = st.floats(-1e3, 1e3, width=32)
 
@@ -153,3 +159,49 @@ def test_an_unknown_clip_type_is_refused(cfg):
     cfg.SOLVER.CLIP_GRADIENTS.merge_from_list(["ENABLED", True, "CLIP_TYPE", "norms"])
     with pytest.raises(ValueError, match=r"SOLVER.CLIP_GRADIENTS: .*'norms'"):
         build_gradient_clipper(cfg)
+
+
+def test_an_empty_parameter_takes_no_part():
+    optimizer = optimizer_with([[3.0], []])
+    assert GradientClipper(1.0, norm_type=math.inf)(optimizer).item() == 3.0
+
+
+@pytest.fixture
+def clipped_to_1(cfg):
+    cfg.SOLVER.merge_from_list(["BASE_LR", 1.0, "MOMENTUM", 0.0, "WEIGHT_DECAY", 0.0])
+    cfg.SOLVER.CLIP_GRADIENTS.merge_from_list(["ENABLED", True, "CLIP_TYPE", "full_model"])
+    return cfg
+
+
+def step_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> float:
+    """How far a step goes on a gradient of length 5."""
+    before = parameter.detach().clone()
+    parameter.grad = torch.tensor([[3.0, 4.0]])
+    optimizer.step()
+    return (parameter - before).norm().item()
+
+
+def test_in_a_loop_of_ones_own_the_optimizer_clips(clipped_to_1):
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = build_optimizer(clipped_to_1, model)
+    assert step_of(optimizer, model.weight) == pytest.approx(1.0)
+    plain = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert step_of(plain, model.weight) == pytest.approx(5.0)
+    assert step_of(maybe_add_gradient_clipping(clipped_to_1, plain), model.weight) == (
+        pytest.approx(1.0)
+    )
+
+
+def test_a_class_of_optimizers_is_made_one_that_clips(clipped_to_1):
+    model = nn.Linear(2, 1, bias=False)
+    optimizer_class = maybe_add_gradient_clipping(clipped_to_1, torch.optim.SGD)
+    assert issubclass(optimizer_class, torch.optim.SGD)
+    optimizer = optimizer_class(model.parameters(), lr=1.0)
+    assert step_of(optimizer, model.weight) == pytest.approx(1.0)
+
+
+def test_a_trainer_that_clips_takes_the_place_of_the_optimizer(clipped_to_1):
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = build_optimizer(clipped_to_1, model)
+    SimpleTrainer(model, [], optimizer, clip_gradients=GradientClipper(2.0))
+    assert step_of(optimizer, model.weight) == pytest.approx(5.0)  # the trainer has not been asked

@@ -2,7 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from engine.solver.optimizer import build_optimizer, get_optimizer_class, load_optimizer_state
+from engine.solver.optimizer import (
+    OPTIMIZER_REGISTRY,
+    build_optimizer,
+    get_optimizer_class,
+    load_optimizer_state,
+)
 
 
 class Net(nn.Module):
@@ -129,6 +134,22 @@ def test_unknown_names_and_arguments_name_the_nearest(cfg):
     cfg.SOLVER.OPTIMIZER.beta = [0.8, 0.95]
     with pytest.raises(ValueError, match=r"OPTIMIZER: SGD has no argument 'beta'.*momentum"):
         build_optimizer(cfg, Net())
+
+
+class Lazy(torch.optim.SGD):
+    """An optimizer of a user's own."""
+
+
+def test_an_optimizer_of_ones_own_is_named_by_its_path_or_in_the_registry(cfg):
+    cfg.SOLVER.OPTIMIZER.NAME = f"{__name__}:Lazy"
+    assert type(build_optimizer(cfg, Net())) is Lazy
+    with pytest.raises(ImportError, match=r"SOLVER.OPTIMIZER.NAME: .*no 'Lasy'; did you mean Lazy"):
+        get_optimizer_class(f"{__name__}:Lasy")
+    OPTIMIZER_REGISTRY.register(Lazy)
+    try:
+        assert get_optimizer_class("Lazy") is Lazy
+    finally:
+        OPTIMIZER_REGISTRY._obj_map.pop("Lazy")
 
 
 def test_an_unknown_option_in_a_rule_is_refused(cfg):

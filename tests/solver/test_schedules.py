@@ -2,13 +2,14 @@ import math
 
 import pytest
 import torch
+from fvcore.common.param_scheduler import LinearParamScheduler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from engine.config import get_cfg
 from engine.solver.scaling import lengths_in_iterations
-from engine.solver.schedules import SCHEDULES, build_lr_scheduler
+from engine.solver.schedules import SCHEDULE_REGISTRY, SCHEDULES, build_lr_scheduler
 
 
 def optimizer(lr: float = 0.1) -> torch.optim.SGD:
@@ -169,3 +170,22 @@ def test_bad_values_are_refused(cfg, key, value, message):
     cfg.SOLVER[key] = value
     with pytest.raises(ValueError, match=message):
         build_lr_scheduler(cfg, optimizer())
+
+
+def falls_by_half(solver, max_iter):
+    """A schedule of a user's own."""
+    return LinearParamScheduler(1.0, 0.5 if solver.GAMMA and max_iter == 100 else 0.0)
+
+
+def test_a_schedule_of_ones_own_is_named_by_its_path_or_in_the_registry(cfg):
+    cfg.SOLVER.LR_SCHEDULER_NAME = f"{__name__}:falls_by_half"
+    assert factors(cfg)[50] == pytest.approx(0.75)
+    SCHEDULE_REGISTRY.register(falls_by_half)
+    try:
+        cfg.SOLVER.LR_SCHEDULER_NAME = "falls_by_half"
+        assert factors(cfg)[50] == pytest.approx(0.75)
+        cfg.SOLVER.LR_SCHEDULER_NAME = "falls_by_hal"
+        with pytest.raises(ValueError, match=r"SOLVER.LR_SCHEDULER_NAME: .*mean falls_by_half"):
+            factors(cfg)
+    finally:
+        SCHEDULE_REGISTRY._obj_map.pop("falls_by_half")

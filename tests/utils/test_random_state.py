@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.utils.random_state import get_random_state, set_random_state
+from engine.utils.random_state import get_random_state, seeded, set_random_state
 
 
 def draw() -> list[float]:
@@ -58,3 +58,14 @@ def test_the_state_of_a_gpu_is_kept_too():
     first = torch.rand((), device="cuda")
     set_random_state(state)
     assert torch.rand((), device="cuda") == first
+
+
+def test_inside_a_seed_the_same_is_drawn_and_afterwards_what_would_have_been():
+    state = get_random_state()
+    expected = draw()
+    set_random_state(state)
+    with seeded(7):
+        first = draw()
+    with seeded(7):
+        assert draw() == first
+    assert draw() == expected
