@@ -26,7 +26,7 @@ from engine.parallel.fsdp import device_type_of, shard_optimizer_state
 from engine.parallel.strategy import no_gradient_sync
 from engine.solver import optimizer_calls
 from engine.solver.gradient_clipping import leave_clipping_to_trainer
-from engine.solver.optimizer import load_optimizer_state
+from engine.solver.optimizer import load_optimizer_state, trained_names
 from engine.train_loop import TrainerBase
 from engine.utils.cpu_bfloat16 import has_working_bfloat16_kernels, without_onednn
 from engine.utils.default_property import default_property
@@ -266,7 +266,11 @@ class SimpleTrainer(TrainerBase):
             vars(self.optimizer).pop("found_inf", None)  # it was about this step only
 
     def state_dict(self) -> dict[str, Any]:
-        state = {**super().state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = {
+            **super().state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "trained": trained_names(self.model, self.optimizer),
+        }
         if hasattr(self.data_loader, "state_dict"):
             state["data_loader"] = self.data_loader.state_dict()
         return state
@@ -274,7 +278,10 @@ class SimpleTrainer(TrainerBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         state = shard_optimizer_state(state_dict["optimizer"], self.optimizer)
-        load_optimizer_state(self.optimizer, state)
+        trained = trained_names(self.model, self.optimizer)
+        pairs = zip(state_dict.get("trained", trained), trained, strict=False)
+        renamed = {was: is_now for was, is_now in pairs if was != is_now}
+        load_optimizer_state(self.optimizer, state, renamed)
         if hasattr(self.data_loader, "load_state_dict") and "data_loader" in state_dict:
             self.data_loader.load_state_dict(state_dict["data_loader"])
             self._data_loader_iter_obj = None

@@ -543,3 +543,18 @@ def test_data_that_begin_anew_in_a_resumed_run_are_told(model, batches, log):
     trainer.train(0, 3)
     trainer.train(3, 5)  # goes on where it was
     assert "begin anew" not in log.text
+
+
+def test_the_state_of_an_optimizer_is_not_given_to_other_layers(batches):
+    def make(frozen: str) -> SimpleTrainer:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        model.get_parameter(frozen).requires_grad_(False)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return SimpleTrainer(model, batches, torch.optim.Adam(trained, 0.1))
+
+    state = make("0.weight").state_dict()
+    make("0.weight").load_state_dict(state)
+    with pytest.raises(ValueError, match=r"it has one of 0.bias where there is 0.weight now"):
+        make("1.weight").load_state_dict(state)
+    del state["trained"]  # as in checkpoints of earlier versions
+    make("1.weight").load_state_dict(state)

@@ -28,6 +28,7 @@ from engine.solver.param_rules import (
 )
 from engine.utils.registry import Registry, locate
 from engine.utils.suggest import hint_at
+from engine.utils.wrapping import unwrap
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +109,22 @@ def get_optimizer_class(name: str) -> type[Optimizer]:
     return known[name]
 
 
-def load_optimizer_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """`optimizer.load_state_dict`, with a clear error where the state is that of another one."""
+def trained_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
+    """The names of the optimizer's parameters in the model, in its order; "" for others."""
+    names = {p: name.replace("_orig_mod.", "") for name, p in unwrap(model).named_parameters()}
+    return [names.get(p, "") for group in optimizer.param_groups for p in group["params"]]
+
+
+def load_optimizer_state(
+    optimizer: Optimizer, state_dict: dict[str, Any], renamed: Mapping[str, str] | None = None
+) -> None:
+    """`optimizer.load_state_dict`, with a clear error where the state is that of another one.
+
+    `renamed` has parameters of the saved run in whose place there are others now.
+    """
     reason = _misfit(optimizer, state_dict["state"])  # some optimizers crash on it in their step
+    for was, is_now in (renamed or {}).items():
+        reason = reason or f"it has one of {was} where there is {is_now} now"
     options = set(optimizer.defaults)  # torch adds one of its own while it loads
     try:
         if not reason:
