@@ -144,6 +144,8 @@ def default_setup(cfg: Any, args: Any) -> None:
         logger.info("The processes compute on %s and meet through %s", *kind_and_backend())
     logger.info("Environment:\n%s", environment_table())
     logger.info("Command line: %s", shlex.join(sys.argv))
+    if is_evaluation and _get(cfg, "HOOKS", "hooks", []):
+        logger.warning("HOOKS are those of training: without it none of them runs")
     if getattr(args, "config_file", ""):
         with PathManager.open(args.config_file) as file:
             logger.info("Contents of %s:\n%s", args.config_file, file.read())

@@ -86,7 +86,8 @@ def test_eval_only_gives_the_results_of_the_run(train_net, tmp_path):
     train_net("--eval-only", f"MODEL.WEIGHTS={tmp_path / 'out' / 'model_final.pth'}")
     assert results(tmp_path / "out") == trained
     (tmp_path / "out" / "results.json").unlink()
-    text = train_net("--eval-only", "--resume")
+    text = train_net("--eval-only", "--resume", "HOOKS", "[{NAME: EmptyCacheHook}]")
+    assert "HOOKS are those of training" in text
     assert results(tmp_path / "out") == trained
     assert f"Resumed from {tmp_path / 'out' / 'model_final.pth'}" in text
 
