@@ -314,12 +314,12 @@ class DefaultTrainer(TrainerBase):
             return ClassificationEvaluator(save_predictions=predictions)
         if kind == "language_model":
             return LanguageModelEvaluator()
-        if kind:
+        if kind and (kind in EVALUATOR_REGISTRY or "." in kind or ":" in kind):
             return find(EVALUATOR_REGISTRY, kind)(cfg, dataset_name)
         raise NotImplementedError(
-            f"no evaluator is known for the data set {dataset_name!r}: override build_evaluator in "
-            "your trainer, or set evaluator_type in its metadata to classification, "
-            "language_model, a name in EVALUATOR_REGISTRY or an import path"
+            f"no evaluator is known for the data set {dataset_name!r}, whose evaluator_type is "
+            f"{kind!r}: override build_evaluator in your trainer, or set it in the metadata to "
+            "classification, language_model, a name in EVALUATOR_REGISTRY or an import path"
         )
 
     @classmethod

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from engine.elastic import PATIENCE, LaunchError, call_later, end_in_time, run_processes
+from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.parallel import comm
 from engine.parallel.cluster import Place, find_place
 from engine.parallel.device import BACKENDS, check_count, set_current_device
@@ -124,7 +125,9 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
     atexit.register(end_in_time)  # now: it is called after those of the function's own
     try:
         result = record(main_func)(*args)  # torchrun's summary then has the traceback
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, SystemExit) and error.code == REQUEUE_EXIT_CODE:  # no failure
+            atexit.unregister(end_in_time)
         # A thread of the user's own may keep this process: the others need not wait for it.
         call_later(PATIENCE, _leave, dist.group.WORLD)
         raise

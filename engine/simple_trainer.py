@@ -87,8 +87,6 @@ class SimpleTrainer(TrainerBase):
                 "gather_metric_period and accumulate must be at least 1, "
                 f"got {gather_metric_period} and {accumulate}"
             )
-        if clip_gradients is not None:
-            leave_clipping_to_trainer(optimizer)
         model.train()
         self.model = model
         self.data_loader = data_loader
@@ -260,10 +258,14 @@ class SimpleTrainer(TrainerBase):
 
     def _step_optimizer(self) -> None:
         if self.clip_gradients is not None:
-            get_event_storage().put_scalar("grad_norm", self.clip_gradients(self.optimizer))
+            self._clip(self.clip_gradients)
         optimizer_calls.step(self.optimizer)
         if self.nonfinite.policy == "skip":
             vars(self.optimizer).pop("found_inf", None)  # it was about this step only
+
+    def _clip(self, clip_gradients: Callable[[torch.optim.Optimizer], torch.Tensor]) -> None:
+        leave_clipping_to_trainer(self.optimizer)
+        get_event_storage().put_scalar("grad_norm", clip_gradients(self.optimizer))
 
     def state_dict(self) -> dict[str, Any]:
         state = {
@@ -357,7 +359,7 @@ class AMPTrainer(SimpleTrainer):
         if self.grad_scaler.is_enabled():
             if self.clip_gradients is not None:
                 self.grad_scaler.unscale_(self.optimizer)
-                get_event_storage().put_scalar("grad_norm", self.clip_gradients(self.optimizer))
+                self._clip(self.clip_gradients)
             # It skips the step and lowers the scale by itself where gradients are infinite.
             self.grad_scaler.step(self.optimizer)
             self.grad_scaler.update()

@@ -33,8 +33,8 @@ def train_loader_from_config(cfg: CfgNode, mapper: Callable[..., Any] | None = N
             f"next that can is {size + -size % ranks}"
         )
     loader = cfg.DATALOADER
-    with naming("DATASETS.TRAIN"):
-        dataset = get_dataset(cfg.DATASETS.TRAIN)
+    _refuse_unknown("DATASETS.TRAIN", cfg.DATASETS.TRAIN)
+    dataset = get_dataset(cfg.DATASETS.TRAIN)
     with naming("DATALOADER.TRAIN_LOADER"):
         build = find(TRAIN_LOADER_REGISTRY, loader.TRAIN_LOADER)
     with naming("DATALOADER.MAPPER"):
@@ -95,10 +95,15 @@ def check_test_sets(cfg: CfgNode) -> None:
         ("TEST", cfg.DATASETS.TEST),
         ("TEST_GROUPS", groups),
     ):
-        for member in (member for name in names for member in members_of(cfg, name)):
-            if member not in DatasetCatalog:
-                with naming(f"DATASETS.{key}"):
-                    DatasetCatalog.get(member)  # raises, with the nearest name
+        for name in names:
+            _refuse_unknown(f"DATASETS.{key}", members_of(cfg, name))
+
+
+def _refuse_unknown(key: str, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in DatasetCatalog:
+            with naming(key):
+                DatasetCatalog.get(name)  # raises, with the nearest name
 
 
 def find_function(name: str) -> Callable[..., Any] | None:

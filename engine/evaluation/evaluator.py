@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.events import get_event_storage, has_event_storage
+from engine.parallel import comm
 from engine.parallel.fsdp import missing_batches
 from engine.utils.endless import batches_per_epoch
 from engine.utils.registry import Registry
@@ -86,6 +88,8 @@ def inference_on_dataset(
     emit = get_event_storage().emit if has_event_storage() else _do_nothing
     evaluator.reset()
     eval_mode = inference_context(model) if isinstance(model, nn.Module) else nullcontext()
+    if isinstance(model, DistributedDataParallel) and model.will_sync_module_buffers():
+        comm.copy_from_rank_0(dict(model.named_buffers()))
     with eval_mode, torch.no_grad():
         on_start()
         batches = batches_per_epoch(data_loader)

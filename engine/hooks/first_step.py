@@ -25,23 +25,28 @@ class FirstStepCheck(HookBase):
 
     priority = Priority.VERY_HIGH  # before hooks that change gradients
 
+    @property
+    def is_joint(self) -> bool:  # type: ignore[override]
+        """Whether all ranks must have it."""
+        model = getattr(self.trainer, "model", None)
+        return isinstance(model, nn.Module) and is_sharded(model)
+
     def before_train(self) -> None:
         self._is_done = False
 
     def after_backward(self) -> None:
         if not self._is_done:
             self._is_done = True
-            self._compare_ranks()
+            if self.is_joint:
+                self._compare_ranks()
             if comm.is_main_process():
                 self._report()
 
     def _compare_ranks(self) -> None:
-        model: Any = getattr(self.trainer, "model", None)
-        if not (isinstance(model, nn.Module) and is_sharded(model)):
-            return
+        model: Any = self.trainer.model  # type: ignore[attr-defined]
         used = {name: p.grad is not None for name, p in model.named_parameters()}
-        ranks = comm.all_gather(used)
-        if differing := [name for name in used if len({rank[name] for rank in ranks}) > 1]:
+        ranks = comm.all_gather(used)  # each may have parameters of its own besides
+        if differing := [n for n in used if any(rank.get(n, used[n]) != used[n] for rank in ranks)]:
             raise RuntimeError(
                 f"some ranks have a gradient of {differing[0]} and others none: in a sharded "
                 "model all ranks must use the same parameters in a step; use STRATEGY ddp with "

@@ -21,10 +21,13 @@ T = TypeVar("T")
 timeout: timedelta | None = None
 """How long processes of groups that are made from now on wait for each other; None: torch's."""
 
-group_sockets: Sockets = set()
-"""The connections of the groups of all processes that were made here."""
+world_sockets: Sockets = set()
+"""The connections of the group of all processes, where `launch` made it."""
 
-PATIENCE = 5.0  # seconds that what is under way is given to arrive, when groups end
+flag_sockets: Sockets = set()
+"""Those of the group for flags, likewise."""
+
+PATIENCE = 5.0  # seconds that flags under way are given to arrive, when groups end
 
 # (the world it was made in, this machine's group): after the world is destroyed it counts no more.
 _local_group: tuple[dist.ProcessGroup | None, dist.ProcessGroup] | None = None
@@ -203,9 +206,10 @@ def _wait_for(works: Sequence[dist.Work | None], seconds: float) -> None:
 
 def enter_world(backend: str, **options: Any) -> None:
     """`init_process_group`, with note taken of the connections that it opens."""
-    group_sockets.clear()
-    with _noting_sockets():
+    with _noting_sockets(world_sockets):
         dist.init_process_group(backend, timeout=timeout, **options)
+    with _noting_sockets(flag_sockets):  # before the user's code opens others
+        flag_group(dist.group.WORLD)
 
 
 def leave_groups() -> None:
@@ -216,23 +220,23 @@ def leave_groups() -> None:
     flag_group.cache_clear()
     # The store's stay: it may be this process that keeps it for the others.
     port = int(os.environ.get("MASTER_PORT", 0))
-    end = functools.partial(end_connections, set(group_sockets), except_port=port)
-    # torch waits for collectives that are under way; others may never take part in them.
-    timer = threading.Timer(PATIENCE, end)
+    # torch waits for what is under way. Of flags, others may never send theirs.
+    timer = threading.Timer(PATIENCE, end_connections, (set(flag_sockets), port))
     timer.daemon = True
     timer.start()
     if _is_distributed():
         dist.destroy_process_group()
     gc.collect()  # a group that is referred to anywhere keeps its connections open
     timer.cancel()
-    end()
+    end_connections(world_sockets, except_port=port)
 
 
 @contextmanager
-def _noting_sockets() -> Iterator[None]:
+def _noting_sockets(noted: Sockets) -> Iterator[None]:
     others = open_sockets()
     yield
-    group_sockets.update(open_sockets() - others)
+    noted.clear()
+    noted.update(open_sockets() - others)
 
 
 def _is_distributed() -> bool:
@@ -264,8 +268,7 @@ def flag_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def _new_gloo_group() -> dist.ProcessGroup:
-    with _noting_sockets():
-        return dist.new_group(None, timeout, "gloo")
+    return dist.new_group(None, timeout, "gloo")
 
 
 @functools.lru_cache(maxsize=1)

@@ -88,7 +88,8 @@ def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: T) -> T:
     """The optimizer, or class of optimizers, that clips as `SOLVER.CLIP_GRADIENTS` says before each
     step. `build_optimizer` adds it, for loops of one's own.
 
-    A trainer with `clip_gradients`, as DefaultTrainer has it from the config, clips in its place.
+    A trainer with `clip_gradients`, as DefaultTrainer has it from the config, clips in its place
+    from its first step on. A copy of an optimizer clips no more.
     """
     if (clipper := build_gradient_clipper(cfg)) is None:
         return optimizer
@@ -100,7 +101,7 @@ def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: T) -> T:
 
 def leave_clipping_to_trainer(optimizer: Optimizer) -> None:
     """Take back what `maybe_add_gradient_clipping` has added."""
-    if (hook := getattr(optimizer, "_clipping", None)) is not None:
+    if (hook := vars(optimizer).pop("_clipping", None)) is not None:
         hook.remove()
 
 
@@ -115,6 +116,13 @@ def _clipping_class(base: Any, clipper: GradientClipper) -> Any:
 
 def _clip_before_step(optimizer: Optimizer, clipper: GradientClipper) -> None:
     def clip(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if (scale := getattr(optimizer, "grad_scale", None)) is not None:
+            # A fused one has been left to undo the scale of a GradScaler in its step.
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.div_(scale)
         clipper(optimizer)
 
     leave_clipping_to_trainer(optimizer)  # once is enough
@@ -142,7 +150,8 @@ def _largest_of_shards(gradients: list[Tensor]) -> Tensor:
     largest = [part.abs().amax() for part in parts if part.numel()]
     mesh = gradients[0].device_mesh  # type: ignore[attr-defined]
     norm = torch.stack(largest or [parts[0].new_zeros(())]).amax().to(mesh.device_type)
-    dist.all_reduce(norm, dist.ReduceOp.MAX, group=mesh.get_group())
+    for group in mesh.get_all_groups():
+        dist.all_reduce(norm, dist.ReduceOp.MAX, group=group)
     return norm
 
 

@@ -176,7 +176,7 @@ def _arguments(
     for key, home in (("lr", "BASE_LR"), ("weight_decay", "WEIGHT_DECAY")):
         if key in given:
             raise ValueError(f"SOLVER.OPTIMIZER: set {key} as SOLVER.{home}, and only there")
-    if optimizer_class is torch.optim.SGD:
+    if issubclass(optimizer_class, torch.optim.SGD):
         given = {"momentum": solver.MOMENTUM, "nesterov": solver.NESTEROV, **given}
     return {"lr": solver.BASE_LR, **given}
 
@@ -194,8 +194,13 @@ def _check_arguments(
 
 
 def _accepted(optimizer_class: type[Optimizer]) -> list[str]:
-    parameters = inspect.signature(optimizer_class).parameters
-    return [name for name in parameters if name != "params"]
+    known: dict[str, None] = {}
+    for one in inspect.getmro(optimizer_class):
+        parameters = inspect.signature(one).parameters
+        known |= dict.fromkeys(parameters)
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            break  # else it passes others on to its base
+    return [name for name in known if name not in ("params", "args", "kwargs")]
 
 
 def _layer_decay(node: CfgNode, model: nn.Module) -> dict[str, float]:

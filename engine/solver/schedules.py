@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 SCHEDULE_REGISTRY = Registry("SCHEDULE")
 """Schedules of your own, for SOLVER.LR_SCHEDULER_NAME: functions of the SOLVER node and the number
-of iterations that return a ParamScheduler, or a class of these."""
+of iterations that return a ParamScheduler."""
 
 
 def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRMultiplier:
@@ -94,7 +94,8 @@ class _Settings:
             return SCHEDULES[name](self)
         if name in SCHEDULE_REGISTRY or ":" in name or "." in name:
             with naming(key):
-                return find(SCHEDULE_REGISTRY, name)(self.node, self.max_iter)
+                make = find(SCHEDULE_REGISTRY, name)
+            return make(self.node, self.max_iter)
         known = [*SCHEDULES, *dict(SCHEDULE_REGISTRY)]
         raise ConfigError(
             f"{key}: unknown schedule {name!r}{hint_at(name, known)} (known: {', '.join(known)})"

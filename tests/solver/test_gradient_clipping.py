@@ -200,8 +200,34 @@ def test_a_class_of_optimizers_is_made_one_that_clips(clipped_to_1):
     assert step_of(optimizer, model.weight) == pytest.approx(1.0)
 
 
-def test_a_trainer_that_clips_takes_the_place_of_the_optimizer(clipped_to_1):
-    model = nn.Linear(2, 1, bias=False)
+class Straight(nn.Linear):
+    """Has a gradient of (30, 40)."""
+
+    def forward(self, batch):
+        return super().forward(batch).sum() * 10
+
+
+@pytest.mark.parametrize("own", [None, GradientClipper(2.0)])
+def test_a_trainer_that_clips_takes_the_place_of_the_optimizer(clipped_to_1, own):
+    model = Straight(2, 1, bias=False)
+    before = model.weight.detach().clone()
     optimizer = build_optimizer(clipped_to_1, model)
-    SimpleTrainer(model, [], optimizer, clip_gradients=GradientClipper(2.0))
-    assert step_of(optimizer, model.weight) == pytest.approx(5.0)  # the trainer has not been asked
+    trainer = SimpleTrainer(model, [torch.tensor([[3.0, 4.0]])], optimizer)
+    trainer.clip_gradients = own
+    trainer.train(0, 1)
+    assert (model.weight - before).norm().item() == pytest.approx(2.0 if own else 1.0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_a_grad_scaler_has_scaled_is_clipped_in_its_true_size(clipped_to_1, fused):
+    model = Straight(2, 1, bias=False)
+    before = model.weight.detach().clone()
+    clipped_to_1.SOLVER.OPTIMIZER.fused = fused
+    optimizer = build_optimizer(clipped_to_1, model)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.tensor([[3.0, 4.0]]))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert (model.weight - before).norm().item() == pytest.approx(2.0)
