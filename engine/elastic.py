@@ -259,8 +259,9 @@ def _tell_of_leaving(file: Path) -> None:
 def end_in_time() -> None:
     """Have this process end, for which others wait, though a thread of the user's own would keep
     it, or a collective that is under way: torch waits for that when Python has long ended."""
-    call_later(PATIENCE, os._exit, 1)  # a fork may cancel the other one
     faulthandler.dump_traceback_later(PATIENCE, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+    with suppress(RuntimeError):  # there are no new threads any more: the process is at its end
+        call_later(PATIENCE, os._exit, 1)  # a fork cancels the other one
 
 
 def call_later(seconds: float, function: Callable[..., Any], *args: Any) -> None:
