@@ -268,11 +268,21 @@ class DrawsNumbers(CountsSamples):
 def test_evaluations_with_a_seed_draw_the_same_and_training_its_own(digits_cfg, register, seed):
     register("mine", get_dataset("digits_test"), evaluator_type=f"{__name__}:DrawsNumbers")
     cfg = digits_cfg("DATASETS.TEST", "[mine]", "TEST.SEED", seed, "TEST.EVAL_PERIOD", 5)
-    trainer = DefaultTrainer(cfg)
+    undisturbed = []
+
+    class Trainer(DefaultTrainer):
+        @classmethod
+        def test(cls, cfg, model, evaluators=None):
+            before = torch.get_rng_state()
+            results = super().test(cfg, model, evaluators)
+            undisturbed.append(torch.equal(torch.get_rng_state(), before))
+            return results
+
+    trainer = Trainer(cfg)
     trainer.train()
     drawn = {value for value, _ in trainer.storage.history("drawn/number").values()}
     assert len(drawn) == (4 if seed < 0 else 1)
-    assert torch.rand(()).item() not in drawn
+    assert undisturbed == [seed >= 0] * 4
 
 
 def test_results_as_expected_let_the_run_end_well(digits_cfg, log):

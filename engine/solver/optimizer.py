@@ -100,7 +100,10 @@ def get_optimizer_class(name: str) -> type[Optimizer]:
     known |= dict(OPTIMIZER_REGISTRY)
     if ":" in name or "." in name:
         with naming("SOLVER.OPTIMIZER.NAME"):
-            return locate(name)
+            found = locate(name)
+        if not (inspect.isclass(found) and issubclass(found, Optimizer)):
+            raise ConfigError(f"SOLVER.OPTIMIZER.NAME: {name} is no class of torch's Optimizer")
+        return found
     if name not in known:
         raise ConfigError(
             f"torch.optim has no optimizer {name!r}{hint_at(name, known)} "

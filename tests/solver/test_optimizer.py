@@ -145,6 +145,8 @@ def test_an_optimizer_of_ones_own_is_named_by_its_path_or_in_the_registry(cfg):
     assert type(build_optimizer(cfg, Net())) is Lazy
     with pytest.raises(ImportError, match=r"SOLVER.OPTIMIZER.NAME: .*no 'Lasy'; did you mean Lazy"):
         get_optimizer_class(f"{__name__}:Lasy")
+    with pytest.raises(ValueError, match=r"SOLVER.OPTIMIZER.NAME: .*:Net is no class of torch's"):
+        get_optimizer_class(f"{__name__}:Net")
     OPTIMIZER_REGISTRY.register(Lazy)
     try:
         assert get_optimizer_class("Lazy") is Lazy
