@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from engine.events.history import Column, HistoryBuffer
+from engine.events.scalar_log import Name, find_iterations
 from engine.events.table import MAX_ROWS, Table, find_cycle
 
 KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
@@ -31,7 +32,7 @@ class Histories(Mapping[str, HistoryBuffer]):
         self._catch_up = catch_up
         self._by_name: dict[str, HistoryBuffer] = {}
         self._table = Table()
-        self._last_rows = 0  # values in the table that were added last
+        self._added_last = 0  # how many values in the table were
         self._shown: dict[str, Reading] = {}  # what `readings` gave last
         self._shown_window = 0
         self._shown_rows = 0  # of the table, how many are in it
@@ -49,26 +50,26 @@ class Histories(Mapping[str, HistoryBuffer]):
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def add(self, names: list[str], column: Column) -> None:
-        """Take scalars with their names, in the order they were put. To be called with the lock."""
+    def add(self, names: list[Name], values: "array[float]") -> None:
+        """Take scalars with their names, as a `ScalarLog` gives them. Called with the lock."""
         start = self._table.find_start(names)
         if start == len(names) and (cycle := find_cycle(names)):
             self._begin_table(cycle)
             start = self._table.find_start(names)
-        odd = _by_name(names[:start], column)
-        for name, (values, iterations) in odd.items():
+        odd = _by_name(names[:start], values[:start])
+        for name, column in odd.items():
             self._leave_table(name)
-            self._find_or_make(name).extend(values, iterations)
+            self._find_or_make(name).extend(*column)
         self._unshown.update(dict.fromkeys(odd))
-        self._last_rows = len(names) - start
-        if self._last_rows:
+        self._added_last = len(names) - start
+        if self._added_last:
             if not self._table.rows:
                 for name in self._table.names:
                     self._find_or_make(name)
             if self._table.rows > MAX_ROWS:
                 self.sort_in_all()
                 self._shown_rows -= self._table.cut()  # below 0 if some were never shown
-            self._table.add(Column(column.values[start:], column.iterations[start:]))
+            self._table.add(values[start:])
 
     def readings(self, window: int, hints: Mapping[str, bool]) -> dict[str, Reading]:
         """Of each scalar the median over `window` iterations if its hint says so, else the latest
@@ -84,8 +85,9 @@ class Histories(Mapping[str, HistoryBuffer]):
             if read is None:
                 self._unshown.update(dict.fromkeys(table.names))
             else:
-                for name, median, latest, at in zip(table.names, *read, strict=True):
-                    value = median if hints[name] else latest
+                medians, latest, at = read
+                for name, median, last in zip(table.names, medians, latest, strict=True):
+                    value = median if hints[name] else last
                     shown[name] = value, at, shown[name][2] + new
         for name in self._unshown:
             self._sort_in(name)
@@ -100,8 +102,8 @@ class Histories(Mapping[str, HistoryBuffer]):
         read: returns whether it was done. `places` are counted from the end, the first one first.
         """
         with self.lock:
-            unshown = (self._table.rows - self._shown_rows) * len(self._table.names)
-            is_new = -places[0] <= min(self._last_rows, unshown)
+            unshown = (self._table.rows - self._shown_rows) * self._table.width
+            is_new = -places[0] <= min(self._added_last, unshown)
             return is_new and self._table.overwrite(places, values)
 
     def replace_last(self, name: str, count: int, column: Column) -> None:
@@ -129,7 +131,7 @@ class Histories(Mapping[str, HistoryBuffer]):
             self.sort_in_all()
             self._unshown.update(dict.fromkeys(self._table.names))
         self._table = Table(names)
-        self._shown_rows = self._last_rows = 0
+        self._shown_rows = self._added_last = 0
 
     def _leave_table(self, name: str) -> None:
         """Have nothing of a name in the table."""
@@ -160,12 +162,13 @@ class Histories(Mapping[str, HistoryBuffer]):
             self._by_name[name].extend(*column)
 
 
-def _by_name(names: list[str], column: Column) -> dict[str, Column]:
-    """The first values of a column, by their names."""
+def _by_name(names: list[Name], values: "array[float]") -> dict[str, Column]:
+    """The values of each metric, with their iterations."""
     columns: dict[str, Column] = {}
-    for name, value, iteration in zip(names, *column, strict=False):
-        if name not in columns:
-            columns[name] = Column(array("d"), array("q"))
-        columns[name].values.append(value)
-        columns[name].iterations.append(iteration)
+    for name, iteration, value in zip(*find_iterations(names, values), values, strict=True):
+        if name is not None:
+            if name not in columns:
+                columns[name] = Column(array("d"), array("q"))
+            columns[name].values.append(value)
+            columns[name].iterations.append(iteration)
     return columns

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Column(NamedTuple):
     """Values of one scalar, with their iterations."""
@@ -167,7 +169,11 @@ class HistoryBuffer:
         return self._values[-min(window_size, self._max_length) :].tolist()
 
     def _bring_sum_up_to_date(self) -> None:
-        self._sum += sum(self._values[self._summed - self._evicted :])
+        # One after the other, as they came: whenever that is done, the sum is the same. Of a copy,
+        # as an array that is looked at from anywhere cannot grow.
+        new = np.frombuffer(self._values[self._summed - self._evicted :])
+        with np.errstate(all="ignore"):  # values may be infinite
+            self._sum = float(np.add.accumulate(np.append(self._sum, new))[-1])
         self._summed = self._evicted + len(self._values)
 
     def _trim(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from engine.events.history import Column
 from engine.events.joint_plan import JointPlan, Layout
+from engine.events.scalar_log import Name, find_iterations
 from engine.parallel import comm
 from engine.parallel.mailbox import Mailbox
 from engine.parallel.slow_ranks import SlowRanks
@@ -45,15 +46,16 @@ class OverRanks:
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self._names: list[str] = []  # what was put since the last call, as it came
-        self._column = _no_values()
+        self._names: list[Name] = []  # what was put since the last call, as it came
+        self._values = array("d")
         self._notes = 0
         self._is_whole = True  # whether nothing of it was let go
         self._places: dict[str, int] = {}  # of names, in layouts; -1: not sent
         self._sent: list[str] = []  # the names that have places
         self._told = 0  # of these, how many rank 0 knows
-        self._last_names: list[str] | None = None
-        self._last_ages = b""
+        self._last_names: list[Name] | None = None
+        self._begins = np.zeros(0, np.intp)  # of iterations in these
+        self._last_ages = b""  # of these iterations
         self._chosen = np.zeros(0, np.intp)  # which of the last puts were sent, from their end
         self._mailbox = Mailbox()
         self._all_ranks = AllRanks(window)  # used on rank 0
@@ -69,11 +71,10 @@ class OverRanks:
             self.window = self._all_ranks.window = window
             self._last_names = None  # what is sent is no longer as before
 
-    def note(self, names: list[str], column: Column) -> None:
-        """Take what this rank has put, in the order it came."""
+    def note(self, names: list[Name], values: "array[float]") -> None:
+        """Take what this rank has put, as a `ScalarLog` gives it."""
         self._names += names
-        self._column.values.extend(column.values)
-        self._column.iterations.extend(column.iterations)
+        self._values.extend(values)
         self._notes += 1
         if self._notes >= MANY_NOTES:
             self._let_old_go()
@@ -106,38 +107,39 @@ class OverRanks:
         self._mailbox.finish()
 
     def _message(self, hints: Mapping[str, bool], iteration: int) -> Message:
-        names, (values, iterations) = self._names, self._column
-        self._names, self._column, self._notes = [], _no_values(), 0
-        ages = iteration - np.frombuffer(iterations, np.int64)
+        names, values = self._names, np.frombuffer(self._values)
+        self._names, self._values, self._notes = [], array("d"), 0
         news = None
         # Most periods put the same names in the same order.
-        if names != self._last_names or ages.tobytes() != self._last_ages:
-            self._last_names, self._last_ages = names, ages.tobytes()
-            layout = self._find_layout(names, ages, iterations)
+        if names != self._last_names or self._ages(values, iteration) != self._last_ages:
+            layout = self._find_layout(names, values, iteration)
             untold = {name: hints[name] for name in self._sent[self._told :]}
             news = News(socket.gethostname(), untold, layout)
             self._told = len(self._sent)
-        return news, np.frombuffer(values)[self._chosen].tobytes()
+            self._last_names, self._last_ages = names, self._ages(values, iteration)
+        return news, values[self._chosen].tobytes()
 
-    def _find_layout(self, names: list[str], ages: np.ndarray, iterations: Sequence[int]) -> Layout:
-        for name in names:
-            if name not in self._places:
+    def _ages(self, values: np.ndarray, iteration: int) -> bytes:
+        return (iteration - values[self._begins]).tobytes()
+
+    def _find_layout(self, names: list[Name], values: np.ndarray, iteration: int) -> Layout:
+        metrics, iterations = find_iterations(names, values)
+        for name in metrics:
+            if name is not None and name not in self._places:
                 self._places[name] = -1 if _is_own(name) else len(self._sent)
                 self._sent += [] if _is_own(name) else [name]
-        recent = _find_recent(names, iterations, self.window)
-        chosen = [at for at in recent if self._places[names[at]] >= 0]
-        self._chosen = np.array(chosen, np.intp) - len(names)
-        places = np.array([self._places[names[at]] for at in chosen], np.intp)
-        return Layout(places, ages[self._chosen])
+        recent = _find_recent(metrics, iterations, self.window)
+        chosen = [(at, place) for at, name in recent if (place := self._places[name]) >= 0]
+        self._chosen = np.array([at for at, _ in chosen], np.intp) - len(names)
+        self._begins = np.flatnonzero([name is None for name in metrics])
+        ages = iteration - np.array(iterations, np.int64)
+        return Layout(np.array([place for _, place in chosen], np.intp), ages[self._chosen])
 
     def _let_old_go(self) -> None:
-        names, (values, iterations) = self._names, self._column
-        recent = _find_recent(names, iterations, self.window)
-        self._names = [names[at] for at in recent]
-        self._column = Column(
-            array("d", [values[at] for at in recent]),
-            array("q", [iterations[at] for at in recent]),
-        )
+        metrics, iterations = find_iterations(self._names, self._values)
+        recent = _find_recent(metrics, iterations, self.window)
+        self._names = [(name, iterations[at]) for at, name in recent]
+        self._values = array("d", [self._values[at] for at, _ in recent])
         self._notes = 0
         self._is_whole = False
 
@@ -201,23 +203,22 @@ class AllRanks:
         self._news[rank] = news._replace(layout=layout)
 
 
-def _find_recent(names: Sequence[str], iterations: Sequence[int], window: int) -> list[int]:
+def _find_recent(
+    metrics: Sequence[str | None], iterations: Sequence[int], window: int
+) -> list[tuple[int, str]]:
     """Where the puts are that readings look at: of a name those since the first of the `window`
     iterations up to its latest."""
+    puts = [(at, name) for at, name in enumerate(metrics) if name is not None]
     latest: dict[str, int] = {}
-    for name, iteration in zip(names, iterations, strict=True):
-        latest[name] = max(iteration, latest.get(name, iteration))
+    for at, name in puts:
+        latest[name] = max(iterations[at], latest.get(name, iterations[at]))
     begun: set[str] = set()
     recent = []
-    for at, name in enumerate(names):
+    for at, name in puts:
         if name in begun or iterations[at] > latest[name] - window:
             begun.add(name)
-            recent.append(at)
+            recent.append((at, name))
     return recent
-
-
-def _no_values() -> Column:
-    return Column(array("d"), array("q"))
 
 
 @cache

@@ -2,15 +2,18 @@
 
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 
-from engine.events.history import Column
 from engine.events.scalar import as_scalar, fetch
 
-MAX_ENTRIES = 3 * 10_000  # of scalars that wait for a reader; then `when_full` empties the log
+MAX_ENTRIES = 4 * 10_000  # that wait for a reader; then `when_full` empties the log
+
+Name = str | tuple[str, int] | None
+"""What a value is of: of a metric in the current iteration, or in the one beside the name; None of
+the iteration itself, which it is the number of, and which then begins."""
 
 
 class SmoothingHintError(ValueError, AssertionError):
@@ -20,8 +23,8 @@ class SmoothingHintError(ValueError, AssertionError):
 class ScalarLog:
     """Scalars in the order they were put, with what a put has to know.
 
-    `entries` is flat (name, value, iteration, name, …): a step leaves no other objects behind than
-    its numbers, and reading it is a matter of slices.
+    `entries` is flat (name, value, name, …), with names as in `Name`: a step leaves no other
+    objects behind than its numbers, and reading it is a matter of slices. Its first name is None.
     """
 
     __slots__ = (
@@ -41,9 +44,21 @@ class ScalarLog:
         self.has_tensors = False
         self.hints: dict[str, bool] = {}  # by name, the smoothing hint
         self.hints_as_put = self.hints  # by name as it is put: none where a name scope is open
-        self.iteration = iteration  # the current one
         self.prefix = ""  # of the name scopes that are open
         self.foreign: set[str] = set()  # names whose hint is that of a checkpoint or another rank
+        self.go_to(iteration)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something was put since the last `take`."""
+        return len(self.entries) > 2
+
+    def go_to(self, iteration: int) -> None:
+        """Have what is put from now on be of this iteration."""
+        self.iteration = _checked_iteration("storage.iter", iteration)
+        self.entries += None, self.iteration
+        if len(self.entries) > MAX_ENTRIES:
+            self.when_full()
 
     def put(
         self,
@@ -60,13 +75,39 @@ class ScalarLog:
         if self.hints_as_put.get(name, ...) is not smoothing_hint:
             name = self.full_name(name, smoothing_hint)
         entries = self.entries
-        if cur_iter is None:
-            entries += name, value, self.iteration
+        if cur_iter is None or cur_iter == self.iteration:
+            entries += name, value
         else:
-            entries += name, value, _checked_iteration(name, cur_iter)
+            entries += (name, _checked_iteration(f"metric {name!r}", cur_iter)), value
         if len(entries) > MAX_ENTRIES:
             self.when_full()
         return value
+
+    def put_all(
+        self, scalars: dict[str, float | torch.Tensor | np.number], smoothing_hint: bool
+    ) -> None:
+        """`put` each of them, in the current iteration."""
+        hints, entries = self.hints_as_put, self.entries
+        for name, value in scalars.items():
+            if type(value) is float and hints.get(name, ...) is smoothing_hint:
+                entries += name, value  # quicker than a call
+            else:
+                self.put(name, value, smoothing_hint)
+        if len(entries) > MAX_ENTRIES:
+            self.when_full()
+
+    def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
+        """What `EventStorage.put_numbers` does."""
+        hints, entries = self.hints_as_put, self.entries
+        is_current = iteration == self.iteration
+        for name, number in numbers.items():
+            if type(number) is not float:
+                self.has_tensors = True
+            if hints.get(name) is not True:
+                name = self.full_name(name, True)
+            entries += name if is_current else (name, iteration), number
+        if len(entries) > MAX_ENTRIES:
+            self.when_full()
 
     def open_scope(self, prefix: str) -> None:
         """Put `prefix` before the names from now on; "" ends that."""
@@ -99,30 +140,44 @@ class ScalarLog:
                 f"{smoothing_hint} now; use one of them everywhere, or another name"
             )
 
-    def take(self) -> tuple[list[str], Column]:
-        """Empty the log: names and scalars as they came. Tensors become numbers."""
+    def take(self) -> "tuple[list[Name], array[float]]":
+        """Empty the log: names and values as they came. Tensors become numbers."""
         entries, end = self.entries, len(self.entries)
-        names, values, iterations = entries[:end:3], entries[1:end:3], entries[2:end:3]
-        del entries[:end]  # what another thread puts meanwhile stays
+        has_just_begun = entries[end - 2] is None  # an iteration
+        end -= 2 * has_just_begun
+        names, values = entries[:end:2], entries[1:end:2]
+        iteration = () if has_just_begun else (None, values[-1 - names[::-1].index(None)])
+        entries[:end] = iteration  # what another thread puts meanwhile stays
         if self.has_tensors:
             self.has_tensors = False
             places = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
             numbers = fetch([values[at] for at in places])
             for at, number in zip(places, numbers, strict=True):
                 values[at] = number
-        return names, _column(values, iterations)
+        # `struct` is several times as quick as `array` in reading a list.
+        return names, array("d", struct.pack(f"{len(values)}d", *values))
 
 
-def _checked_iteration(name: str, iteration: float) -> int:
-    if not -(2**63) <= iteration < 2**63:
-        raise ValueError(f"metric {name!r}: {iteration} is no iteration")
+def find_iterations(
+    names: Iterable[Name], values: Iterable[float]
+) -> tuple[list[str | None], list[int]]:
+    """The metrics of a log, and the iteration of each value; None where one begins."""
+    iteration = 0
+    metrics: list[str | None] = []
+    iterations = []
+    for name, value in zip(names, values, strict=True):
+        if name is None:
+            iteration = int(value)
+        if isinstance(name, tuple):
+            metrics.append(name[0])
+            iterations.append(name[1])
+        else:
+            metrics.append(name)
+            iterations.append(iteration)
+    return metrics, iterations
+
+
+def _checked_iteration(what: str, iteration: float) -> int:
+    if not -(2**53) <= iteration <= 2**53:
+        raise ValueError(f"{what}: {iteration} is no iteration")
     return int(iteration)
-
-
-def _column(values: list[float], iterations: list[int]) -> Column:
-    # `struct` is several times as quick as `array` in reading a list.
-    length = len(values)
-    return Column(
-        array("d", struct.pack(f"{length}d", *values)),
-        array("q", struct.pack(f"{length}q", *iterations)),
-    )

@@ -22,7 +22,7 @@ from engine.events.media import (
 )
 from engine.events.notes import NeverSetError, plain_notes
 from engine.events.over_ranks import OverRanks
-from engine.events.scalar_log import MAX_ENTRIES, ScalarLog
+from engine.events.scalar_log import ScalarLog
 from engine.utils.suggest import hint_at
 from engine.utils.unique_names import unique_names
 
@@ -44,7 +44,7 @@ class EventStorage:
 
     def __init__(self, start_iter: int = 0, log_period: int = 20) -> None:
         catch_up = _weak_sync(self)
-        self._log = ScalarLog(int(start_iter), catch_up)
+        self._log = ScalarLog(start_iter, catch_up)
         self._histories = Histories(catch_up)
         if type(self).put_scalar is _put_scalar:
             # Quicker by a fifth: where a class has a __getattr__, finding a method is slow.
@@ -85,21 +85,15 @@ class EventStorage:
         **kwargs: float | torch.Tensor | np.number,
     ) -> None:
         """Record several scalars: `storage.put_scalars(loss=loss, accuracy=accuracy)`."""
-        for name, value in kwargs.items():
-            self.put_scalar(name, value, smoothing_hint, cur_iter)
+        if cur_iter in (None, self._log.iteration) and self.put_scalar == self._log.put:
+            self._log.put_all(kwargs, smoothing_hint)
+        else:  # also where `put_scalar` is another one
+            for name, value in kwargs.items():
+                self.put_scalar(name, value, smoothing_hint, cur_iter)
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """`put_scalar`, in one call, for numbers as it returns them: the metrics of a step."""
-        log, iteration = self._log, int(iteration)
-        hints, entries = log.hints_as_put, log.entries
-        for name, number in numbers.items():
-            if hints.get(name) is not True:
-                name = log.full_name(name, True)
-            if type(number) is not float:
-                log.has_tensors = True
-            entries += name, number, iteration
-        if len(entries) > MAX_ENTRIES:
-            log.when_full()
+        self._log.put_numbers(numbers, int(iteration))
 
     def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
         """Keep an image for the writers: CHW or HWC, uint8 or float in [0, 1] or [0, 255]."""
@@ -137,7 +131,7 @@ class EventStorage:
 
     @iter.setter
     def iter(self, value: int) -> None:
-        self._log.iteration = int(value)
+        self._log.go_to(value)
 
     @property
     def iteration(self) -> int:
@@ -146,7 +140,7 @@ class EventStorage:
 
     def step(self) -> None:
         """Go to the next iteration (only in a loop of your own: a trainer does it itself)."""
-        self._log.iteration += 1
+        self._log.go_to(self._log.iteration + 1)
 
     # --- what writers and hooks take out ----------------------------------------------------
 
@@ -250,14 +244,14 @@ class EventStorage:
 
     def sync(self) -> None:
         """Sort what was put into the histories; tensors become numbers in one transfer a device."""
-        if not (self._log.entries or self._sync_callbacks):
+        if not (self._log.has_news or self._sync_callbacks):
             return
         with self._histories.lock:
-            names, column = self._log.take()
+            names, values = self._log.take()
             if names:  # or another thread was quicker
                 if self._over_ranks is not None:
-                    self._over_ranks.note(names, column)
-                self._histories.add(names, column)
+                    self._over_ranks.note(names, values)
+                self._histories.add(names, values)
         for callback in self._sync_callbacks:
             callback()
 
@@ -403,7 +397,7 @@ def _weak_sync(storage: EventStorage) -> Callable[[], None]:
     reference = weakref.ref(storage)
 
     def sync() -> None:
-        if (owner := reference()) is not None and owner._log.entries:
+        if (owner := reference()) is not None and owner._log.has_news:
             owner.sync()
 
     return sync

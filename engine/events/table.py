@@ -7,96 +7,108 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.events.history import Column
+from engine.events.scalar_log import Name
 
-MAX_ROWS = 400
+MAX_ROWS = 2_000
 KEPT_ROWS = 100  # of a table that has more than these
 
 
 class Table:
     """A row a step, a column a name: what a hundred names have in common is done once for all.
 
-    A column is taken for the history of its name when someone asks for that.
+    The first column is the iteration. The others are taken for the histories of their names when
+    someone asks for these.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = list(names)
-        self.places = {name: place for place, name in enumerate(names)}
+        self.places = {name: place for place, name in enumerate(names, start=1)}
+        self.width = len(names) + 1
         self.rows = 0
-        self._values = array("d")
-        self._iterations = array("q")
-        self._taken = [0] * len(self.names)  # rows, of each column
+        self._head: list[Name] = [None, *names]
+        self._cells = array("d")
+        self._taken = [0] * self.width  # rows, of each column
+        self._iterations = 0, array("q")  # what `take` gave last, and from which row
 
-    def find_start(self, names: list[str]) -> int:
+    def find_start(self, names: list[Name]) -> int:
         """From where to their end these names are rows of the table; their number if they are not.
 
         What a write or an evaluation puts comes once, before the steps that follow it.
         """
-        count, end = len(self.names), len(names)
-        if count and names[-count:] == self.names:
-            for start in range(end % count, min(end, 4 * count), count):
-                if names[start:] == self.names * ((end - start) // count):
+        width, end = self.width, len(names)
+        if self.names and names[-width:] == self._head:
+            for start in range(end % width, min(end, 4 * width), width):
+                if names[start:] == self._head * ((end - start) // width):
                     return start
         return end
 
-    def add(self, column: Column) -> None:
-        """Add the values of whole rows, in the order of the names."""
-        self._values.extend(column.values)
-        self._iterations.extend(column.iterations)
-        self.rows = len(self._values) // len(self.names)
+    def add(self, cells: "array[float]") -> None:
+        """Add the values of whole rows, in the order of the names, each after its iteration."""
+        self._cells.extend(cells)
+        self.rows = len(self._cells) // self.width
 
     def take(self, name: str) -> Column | None:
         """What is new of a column since the last call; None if nothing is."""
         place = self.places.get(name)
         if place is None or self._taken[place] == self.rows:
             return None
-        count, start = len(self.names), self._taken[place]
+        start = self._taken[place]
         self._taken[place] = self.rows
-        part = slice(start * count + place, None, count)
-        return Column(self._values[part], self._iterations[part])
+        return Column(self._cells[start * self.width + place :: self.width], self._dates(start))
 
     def cut(self) -> int:
         """Forget old rows, all of which were taken; returns how many."""
         excess = self.rows - KEPT_ROWS
-        del self._values[: excess * len(self.names)]
-        del self._iterations[: excess * len(self.names)]
+        del self._cells[: excess * self.width]
         self.rows = KEPT_ROWS
-        self._taken = [KEPT_ROWS] * len(self.names)
+        self._taken = [KEPT_ROWS] * self.width
+        self._iterations = 0, array("q")
         return excess
 
     def overwrite(self, places: np.ndarray, values: np.ndarray) -> bool:
         """Put others in the place of some values, unless one has been taken: returns whether it was
         done. `places` are counted from the end, the first one first."""
-        is_new = -places[0] <= (self.rows - max(self._taken)) * len(self.names)
+        is_new = -places[0] <= (self.rows - max(self._taken)) * self.width
         if is_new:
-            np.frombuffer(self._values)[places] = values
+            np.frombuffer(self._cells)[places] = values
         return is_new
 
-    def read(self, window: int) -> tuple[list[float], list[float], list[int]] | None:
-        """Of each name the median of the last `window` iterations, the last value, and its
+    def read(self, window: int) -> tuple[list[float], list[float], int] | None:
+        """Of each name the median of the last `window` iterations and the last value; and the last
         iteration. None if there are not as many rows of successive iterations, and one before."""
         if not 0 < window < self.rows:
             return None
-        count = len(self.names)
-        # Of copies, as arrays that are looked at from anywhere cannot grow.
-        iterations = np.frombuffer(self._iterations[-(window + 1) * count :], np.int64)
-        iterations = iterations.reshape(-1, count)
+        # Of a copy, as an array that is looked at from anywhere cannot grow.
+        cells = np.frombuffer(self._cells[-(window + 1) * self.width :]).reshape(-1, self.width)
+        iterations = cells[:, 0]
         if (iterations[1:] - iterations[:-1] != 1).any():
             return None
-        values = np.frombuffer(self._values[-window * count :]).reshape(-1, count)
-        ordered = np.sort(values, axis=0)  # with NaN last
+        ordered = np.sort(cells[1:, 1:], axis=0)  # with NaN last
         medians = ordered[window // 2]
         if window % 2 == 0:
             with np.errstate(all="ignore"):  # values may be infinite
                 medians = (medians + ordered[window // 2 - 1]) / 2
         medians = np.where(np.isnan(ordered[-1]), math.nan, medians)
-        return medians.tolist(), values[-1].tolist(), iterations[-1].tolist()
+        return medians.tolist(), cells[-1, 1:].tolist(), int(iterations[-1])
+
+    def _dates(self, start: int) -> "array[int]":
+        """The iterations of the rows from `start` on. Most columns are taken from the same one."""
+        known, iterations = self._iterations
+        if known != start or len(iterations) != self.rows - start:
+            cells = np.frombuffer(self._cells)[start * self.width :: self.width]
+            iterations = array("q", cells.astype(np.int64).tobytes())
+            self._iterations = start, iterations
+        return iterations
 
 
-def find_cycle(names: list[str]) -> list[str]:
-    """The names that come again and again up to the end of the list, twice or more; [] if none."""
-    if names.count(names[-1]) < 2:
+def find_cycle(names: list[Name]) -> list[str]:
+    """The names that come in each iteration up to the end of the list, twice or more; [] if none
+    do."""
+    last = names[-1]
+    if names.count(last) < 2:
         return []
-    count = names[::-1].index(names[-1], 1)
-    cycle = names[-count:]
-    is_cycle = len(set(cycle)) == count and names[-2 * count : -count] == cycle
-    return cycle if is_cycle else []
+    width = names[::-1].index(last, 1)
+    head, *others = cycle = names[-width:]
+    metrics = [name for name in others if isinstance(name, str)]
+    is_row = head is None and len(set(metrics)) == width - 1
+    return metrics if is_row and names[-2 * width : -width] == cycle else []

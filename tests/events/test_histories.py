@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.events import histories
 from engine.events.histories import Histories
 from engine.events.history import Column, HistoryBuffer
+from engine.events.scalar_log import ScalarLog
 from engine.events.table import KEPT_ROWS, MAX_ROWS
 
 WINDOW = 3
@@ -27,6 +28,7 @@ REGULAR = st.builds(  # steps that put the same names, the last one cut short
 )
 IRREGULAR = st.lists(st.lists(st.sampled_from(["a", "b", "acc", "c"]), max_size=4), max_size=5)
 READS = st.sampled_from(["nothing", "readings", "another window", "a history", "all histories"])
+DATES = st.sampled_from([None] * 9 + [7])  # of puts: most are of the current iteration
 VALUES = st.sampled_from([0.0, 1.0, 2.5, -3.0, math.nan, math.inf, -math.inf])
 
 
@@ -36,11 +38,12 @@ def column(values: list[float], iterations: list[int]) -> Column:
 
 def add_steps(found: Histories, names: list[str], start: int, rows: int) -> None:
     """Steps whose values are those of 10 × the iteration + the place of the name."""
-    cells = [
-        (10.0 * at + place, at) for at in range(start, start + rows) for place in range(len(names))
+    values = [
+        value
+        for at in range(start, start + rows)
+        for value in (at, *(10.0 * at + place for place in range(len(names))))
     ]
-    values, iterations = map(list, zip(*cells, strict=True))
-    found.add(names * rows, column(values, iterations))
+    found.add([None, *names] * rows, array("d", values))
 
 
 @pytest.fixture(autouse=True, params=[0, 10**9], ids=["read off the table", "one by one"])
@@ -66,17 +69,17 @@ def steps():
 def test_whoever_reads_whatever_when_sees_what_was_put(writes, data):
     found, expected, at = Histories(lambda: None), {}, 0
     for steps, read, has_gaps in writes:
-        names, values, iterations = [], [], []
+        log = ScalarLog(at)
         for step in steps:
-            at += 2 if has_gaps else 1
+            log.go_to(at := at + (2 if has_gaps else 1))
             for name in step:
-                value = data.draw(VALUES)
-                expected.setdefault(name, HistoryBuffer(histories.KEPT_VALUES)).update(value, at)
-                names.append(name)
-                values.append(value)
-                iterations.append(at)
+                date = data.draw(DATES)
+                value = log.put(name, data.draw(VALUES), cur_iter=date)
+                history = expected.setdefault(name, HistoryBuffer(histories.KEPT_VALUES))
+                history.update(value, at if date is None else date)
+        names, values = log.take()
         if names:
-            found.add(names, column(values, iterations))
+            found.add(names, values)
         if "window" in read or read == "readings":
             window = WINDOW + ("window" in read)
             readings = {n: e.reading(window if HINTS[n] else 0) for n, e in expected.items()}
@@ -108,7 +111,7 @@ def test_many_steps_are_all_counted_though_the_table_is_cut():
 
 
 def test_values_that_nobody_has_read_can_be_overwritten(steps):
-    assert steps.overwrite_last(np.array([-4, -2]), np.array([7.0, 8.0]))
+    assert steps.overwrite_last(np.array([-5, -2]), np.array([7.0, 8.0]))
     assert [value for value, _ in steps["loss"].values()] == [0.0, 10.0, 20.0, 30.0, 7.0, 8.0]
     assert steps["acc"].latest() == 51.0
 
@@ -118,8 +121,8 @@ def test_values_that_nobody_has_read_can_be_overwritten(steps):
     [
         lambda steps: steps["acc"].latest(),
         lambda steps: steps.readings(3, HINTS),
-        lambda steps: steps.add(["lr"], column([0.1], [5])),
-        lambda steps: steps.add(["acc"], column([1.0], [6])),
+        lambda steps: steps.add([None, "lr"], array("d", [5, 0.1])),
+        lambda steps: steps.add([None, "acc"], array("d", [6, 1.0])),
     ],
 )
 def test_what_was_read_or_is_not_at_the_end_is_not_overwritten(steps, read):
@@ -130,8 +133,8 @@ def test_what_was_read_or_is_not_at_the_end_is_not_overwritten(steps, read):
 
 def test_only_what_was_added_last_is_overwritten(steps):
     add_steps(steps, ["loss", "acc"], 6, 2)
-    assert not steps.overwrite_last(np.array([-5, -2]), np.array([7.0, 8.0]))
-    assert steps.overwrite_last(np.array([-4, -2]), np.array([7.0, 8.0]))
+    assert not steps.overwrite_last(np.array([-8, -2]), np.array([7.0, 8.0]))
+    assert steps.overwrite_last(np.array([-5, -2]), np.array([7.0, 8.0]))
     assert [value for value, _ in steps["loss"].values()][-3:] == [50.0, 7.0, 8.0]
 
 

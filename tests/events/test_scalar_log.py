@@ -1,18 +1,68 @@
 import pytest
 import torch
 
-from engine.events.scalar_log import ScalarLog
+from engine.events import scalar
+from engine.events.scalar_log import MAX_ENTRIES, ScalarLog, find_iterations
 
 
-def test_tensors_become_numbers():
+def test_tensors_become_numbers(monkeypatch):
+    monkeypatch.setattr(scalar, "DEFERS_ALL", True)
     log = ScalarLog(0)
-    log.entries += "loss", 0.0, 0, "acc", 1.0, 0, "loss", torch.tensor(7.0), 1, "acc", 0.5, 1
-    log.has_tensors = True
-    names, (values, iterations) = log.take()
-    assert names == ["loss", "acc", "loss", "acc"]
-    assert values.tolist() == [0.0, 1.0, 7.0, 0.5]
-    assert iterations.tolist() == [0, 0, 1, 1]
-    assert (log.has_tensors, log.entries) == (False, [])
+    log.put("loss", torch.tensor(7.0))
+    log.put("acc", 0.5)
+    assert log.has_tensors
+    names, values = log.take()
+    assert (names, values.tolist()) == ([None, "loss", "acc"], [0.0, 7.0, 0.5])
+    assert not log.has_tensors
+
+
+def test_what_is_put_stands_after_its_iteration():
+    log = ScalarLog(4)
+    log.put("loss", 1.0)
+    log.put("acc", 2.0, cur_iter=3)
+    log.put("lr", 0.1, cur_iter=4)
+    log.go_to(5)
+    log.put_all({"loss": 3.0, "lr": 1}, True)
+    log.put_numbers({"acc": 4.0}, 5)
+    log.put_numbers({"acc": 5.0}, 4)
+    names, values = log.take()
+    assert names == [None, "loss", ("acc", 3), "lr", None, "loss", "lr", "acc", ("acc", 4)]
+    assert values.tolist() == [4, 1.0, 2.0, 0.1, 5, 3.0, 1.0, 4.0, 5.0]
+    metrics = [None, "loss", "acc", "lr", None, "loss", "lr", "acc", "acc"]
+    assert find_iterations(names, values) == (metrics, [4, 4, 3, 4, 5, 5, 5, 5, 4])
+
+
+def test_the_iteration_goes_on_when_the_log_was_emptied():
+    log = ScalarLog(4)
+    log.put("loss", 1.0)
+    assert log.has_news
+    log.take()
+    assert not log.has_news
+    log.put("eta", 2.0)
+    log.go_to(5)
+    assert log.take()[0] == [None, "eta"]
+    assert not log.has_news
+    log.put("loss", 3.0)
+    names, values = log.take()
+    assert (names, values.tolist()) == ([None, "loss"], [5.0, 3.0])
+
+
+def test_a_log_that_only_counts_iterations_stays_small():
+    log = ScalarLog(0, lambda: log.take())
+    for at in range(3 * MAX_ENTRIES):
+        log.go_to(at)
+        assert len(log.entries) <= MAX_ENTRIES + 2
+    assert log.iteration == at
+
+
+@pytest.mark.parametrize("iteration", [float("nan"), 2**60, float("-inf")])
+def test_what_is_no_iteration_is_refused(iteration):
+    log = ScalarLog(0)
+    with pytest.raises(ValueError, match=r"storage\.iter: .* is no iteration"):
+        log.go_to(iteration)
+    with pytest.raises(ValueError, match=r"metric 'loss': .* is no iteration"):
+        log.put("loss", 1.0, cur_iter=iteration)
+    assert not log.has_news
 
 
 def test_a_name_keeps_its_first_hint():

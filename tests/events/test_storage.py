@@ -390,7 +390,7 @@ def test_another_thread_may_read_while_values_are_put(read):
             except Exception as error:
                 errors.append(error)
 
-    reader = threading.Thread(target=read_on)
+    reader = threading.Thread(target=read_on, daemon=True)
     reader.start()
     for storage.iter in range(1, 2000):
         for name in names:

@@ -8,11 +8,10 @@ from engine.events.history import Column
 from engine.events.table import KEPT_ROWS, Table, find_cycle
 
 
-def rows(start: int, count: int, step: int = 1) -> Column:
+def rows(start: int, count: int, step: int = 1) -> array:
     """Of two names, with values that are the iteration and its double."""
-    iterations = [at for at in range(start, start + count * step, step) for _ in range(2)]
-    values = [float(at * (1 + place % 2)) for place, at in enumerate(iterations)]
-    return Column(array("d", values), array("q", iterations))
+    iterations = range(start, start + count * step, step)
+    return array("d", [value for at in iterations for value in (at, at, 2 * at)])
 
 
 @pytest.fixture
@@ -26,12 +25,14 @@ def table():
 @pytest.mark.parametrize(
     ("names", "start"),
     [
-        (["loss", "double"] * 3, 0),
-        (["eta", "loss", "double"], 1),
-        (["double", *["loss", "double"] * 2], 1),
-        (["accuracy", "eta", "lr", "loss", "double"], 3),
-        (["loss", "double", "loss"], 3),
-        (["eta"], 1),
+        ([None, "loss", "double"] * 3, 0),
+        ([None, None, "loss", "double"], 1),
+        ([None, "eta", None, "loss", "double"], 2),
+        ([None, "double", *[None, "loss", "double"] * 2], 2),
+        ([None, "accuracy", "eta", "lr", None, "loss", "double"], 4),
+        ([None, "loss", "double", "loss"], 4),
+        ([None, "loss", "double", None], 4),
+        ([None, "eta"], 2),
     ],
 )
 def test_rows_are_found_after_what_was_put_once(table, names, start):
@@ -41,16 +42,23 @@ def test_rows_are_found_after_what_was_put_once(table, names, start):
 @pytest.mark.parametrize(
     ("names", "cycle"),
     [
-        ("ababab", "ab"),
-        ("eabcabc", "abc"),
-        ("bababa", "ba"),
-        ("abc", ""),
-        ("abb", "b"),
-        ("aba", ""),
+        ("-ab-ab-ab", "ab"),
+        ("-e-abc-abc", "abc"),
+        ("--ba-ba", "ba"),
+        ("-abc", ""),
+        ("-abb-abb", ""),
+        ("-ab-ba", ""),
+        ("-aba-aba", ""),
+        ("-abab", ""),
+        ("---", ""),
     ],
 )
-def test_a_cycle_is_what_comes_at_least_twice_at_the_end(names, cycle):
-    assert find_cycle(list(names)) == list(cycle)
+def test_a_cycle_is_what_comes_in_each_of_the_last_iterations(names, cycle):
+    assert find_cycle([None if name == "-" else name for name in names]) == list(cycle)
+
+
+def test_what_is_put_for_another_iteration_is_in_no_cycle():
+    assert find_cycle([None, "loss", ("acc", 3)] * 2) == []
 
 
 def test_a_column_is_taken_once(table):
@@ -62,25 +70,25 @@ def test_a_column_is_taken_once(table):
 
 
 def test_medians_are_read_of_successive_iterations_with_one_more_before(table):
-    assert table.read(3) == ([2.0, 4.0], [3.0, 6.0], [3, 3])
-    assert table.read(2) == ([2.5, 5.0], [3.0, 6.0], [3, 3])
+    assert table.read(3) == ([2.0, 4.0], [3.0, 6.0], 3)
+    assert table.read(2) == ([2.5, 5.0], [3.0, 6.0], 3)
     assert table.read(4) is None
     table.add(rows(5, 2))
-    assert table.read(1) == ([6.0, 12.0], [6.0, 12.0], [6, 6])
+    assert table.read(1) == ([6.0, 12.0], [6.0, 12.0], 6)
     assert table.read(2) is None
 
 
 @pytest.mark.filterwarnings("error")
 def test_medians_of_what_is_not_finite_are_those_of_a_history():
     table = Table(["a", "b", "c"])
-    values = [0, 0, 0, math.nan, math.inf, 1e308, 1, -math.inf, 1.5e308]
-    table.add(Column(array("d", values), array("q", [0, 0, 0, 1, 1, 1, 2, 2, 2])))
+    rows = [0, 0, 0, 0], [1, math.nan, math.inf, 1e308], [2, 1, -math.inf, 1.5e308]
+    table.add(array("d", [*rows[0], *rows[1], *rows[2]]))
     medians, _, _ = table.read(2)
     assert str(medians) == "[nan, nan, inf]"
 
 
 def test_values_are_overwritten_while_they_are_not_taken(table):
-    assert table.overwrite(np.array([-3, -1]), np.array([7.0, 9.0]))
+    assert table.overwrite(np.array([-4, -1]), np.array([7.0, 9.0]))
     assert table.take("double").values.tolist() == [0.0, 2.0, 7.0, 9.0]
     assert not table.overwrite(np.array([-2]), np.array([5.0]))
 
