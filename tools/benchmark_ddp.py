@@ -41,22 +41,29 @@ from engine.parallel.joint_flags import JointFlags
 
 
 class MoreMetrics(Classifier):
-    """The classifier with its five metrics, and more of them."""
+    """The classifier with its five metrics, and more of them, put together or one by one."""
 
-    def __init__(self, inputs: int, hidden: int, logs: bool, count: int) -> None:
+    def __init__(self, inputs: int, hidden: int, logs: bool, count: int, together: bool) -> None:
         super().__init__(inputs, hidden, logs)
-        self.names = [f"group{number % 7}/metric{number}" for number in range(5, count)]
+        self.more = {f"group{number % 7}/metric{number}": 0.5 for number in range(5, count)}
+        self.together = together
 
     def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
         storage = get_event_storage()
-        for name in self.names:
-            storage.put_scalar(name, 0.5)
+        if self.together:
+            storage.put_scalars(**self.more)
+        else:
+            for name, value in self.more.items():
+                storage.put_scalar(name, value)
         return super().forward(batch)
 
 
-def train(size: str, blocks: int, metrics: int, *extra: hooks.HookBase) -> None:
+def train(
+    size: str, blocks: int, metrics: int, *extra: hooks.HookBase, together: bool = True
+) -> None:
     """So many blocks of the engine's steps, with timer, schedule and all three writers."""
-    model, batches, optimizer = make_parts(size, True, partial(MoreMetrics, count=metrics))
+    make_model = partial(MoreMetrics, count=metrics, together=together)
+    model, batches, optimizer = make_parts(size, True, make_model)
     trainer = SimpleTrainer(create_ddp_model(model), batches, optimizer)
     schedule = hooks.LRScheduler(scheduler=CosineParamScheduler(1.0, 0.1))
     with tempfile.TemporaryDirectory() as folder:
@@ -86,9 +93,9 @@ def bare_block(size: str, flags: JointFlags | None = None) -> Callable[[], None]
     return run
 
 
-def engine_against_bare(size: str, blocks: int, metrics: int) -> Pairs:
+def engine_against_bare(size: str, blocks: int, metrics: int, together: bool = True) -> Pairs:
     interleave = Interleave(bare_block(size))
-    train(size, blocks, metrics, interleave)
+    train(size, blocks, metrics, interleave, together=together)
     return interleave.pairs
 
 
@@ -109,6 +116,7 @@ def _measure_steps(blocks: int) -> list[dict[str, Any]]:
         measured = {
             "5 metrics": engine_against_bare(size, count, 5),
             "100 metrics": engine_against_bare(size, count, 100),
+            "100 one by one": engine_against_bare(size, count, 100, together=False),
             "bare + stop flags": bare_against_bare(size, count, JointFlags()),
             "bare": bare_against_bare(size, count),
         }

@@ -10,6 +10,7 @@ import torch
 from engine.events.scalar import as_scalar, fetch
 
 MAX_ENTRIES = 4 * 10_000  # that wait for a reader; then `when_full` empties the log
+MAX_KNOWN_TOGETHER = 100  # or code that puts new names in each step would fill the memory
 
 Name = str | tuple[str, int] | None
 """What a value is of: of a metric in the current iteration, or in the one beside the name; None of
@@ -34,6 +35,7 @@ class ScalarLog:
         "hints",
         "hints_as_put",
         "iteration",
+        "known_together",
         "prefix",
         "when_full",
     )
@@ -44,6 +46,7 @@ class ScalarLog:
         self.has_tensors = False
         self.hints: dict[str, bool] = {}  # by name, the smoothing hint
         self.hints_as_put = self.hints  # by name as it is put: none where a name scope is open
+        self.known_together: dict[tuple[str, ...], bool] = {}  # names of `put_all`, and their hint
         self.prefix = ""  # of the name scopes that are open
         self.foreign: set[str] = set()  # names whose hint is that of a checkpoint or another rank
         self.go_to(iteration)
@@ -86,15 +89,23 @@ class ScalarLog:
     def put_all(
         self, scalars: dict[str, float | torch.Tensor | np.number], smoothing_hint: bool
     ) -> None:
-        """`put` each of them, in the current iteration."""
-        hints, entries = self.hints_as_put, self.entries
+        """`put` each of them in the current iteration: in one go where all are floats whose names
+        have been put together before."""
+        names = tuple(scalars)
+        is_known = not self.prefix and self.known_together.get(names) is smoothing_hint
+        if is_known and {*map(type, scalars.values())} == {float}:
+            pairs: list = [None] * (2 * len(names))
+            pairs[::2], pairs[1::2] = names, scalars.values()
+            self.entries += pairs
+            if len(self.entries) > MAX_ENTRIES:
+                self.when_full()
+            return
         for name, value in scalars.items():
-            if type(value) is float and hints.get(name, ...) is smoothing_hint:
-                entries += name, value  # quicker than a call
-            else:
-                self.put(name, value, smoothing_hint)
-        if len(entries) > MAX_ENTRIES:
-            self.when_full()
+            self.put(name, value, smoothing_hint)
+        if not self.prefix:
+            if len(self.known_together) == MAX_KNOWN_TOGETHER:
+                self.known_together.clear()
+            self.known_together[names] = smoothing_hint
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """What `EventStorage.put_numbers` does."""

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from engine.events import scalar
-from engine.events.scalar_log import MAX_ENTRIES, ScalarLog, find_iterations
+from engine.events.scalar_log import MAX_ENTRIES, MAX_KNOWN_TOGETHER, ScalarLog, find_iterations
 
 
 def test_tensors_become_numbers(monkeypatch):
@@ -30,6 +30,41 @@ def test_what_is_put_stands_after_its_iteration():
     assert values.tolist() == [4, 1.0, 2.0, 0.1, 5, 3.0, 1.0, 4.0, 5.0]
     metrics = [None, "loss", "acc", "lr", None, "loss", "lr", "acc", "acc"]
     assert find_iterations(names, values) == (metrics, [4, 4, 3, 4, 5, 5, 5, 5, 4])
+
+
+def test_names_that_are_put_together_again_and_again_are_put_as_one_by_one():
+    one_by_one, together = ScalarLog(0), ScalarLog(0)
+    steps = [{"a": 1.0, "b": 2.0}] * 3 + [{"a": 1, "b": 2.0}, {"b": 1.0, "a": 2.0}, {"a": 5.0}] * 2
+    for at, scalars in enumerate(steps):
+        for log in (one_by_one, together):
+            log.go_to(at)
+            log.open_scope("scope/" if at == 2 else "")
+        for name, value in scalars.items():
+            one_by_one.put(name, value)
+        together.put_all(scalars, True)
+    assert together.take() == one_by_one.take()
+    assert together.hints == one_by_one.hints
+
+
+def test_names_that_are_put_together_keep_their_hints():
+    log = ScalarLog(0)
+    log.put_all({"a": 1.0, "b": 2.0}, True)
+    with pytest.raises(ValueError, match="metric 'a' was put with smoothing_hint=True before"):
+        log.put_all({"a": 1.0, "b": 2.0}, False)
+
+
+def test_ever_new_names_together_do_not_fill_the_memory():
+    log = ScalarLog(0, lambda: log.take())
+    for number in range(3 * MAX_KNOWN_TOGETHER):
+        log.put_all({f"metric{number}": 1.0}, True)
+        assert len(log.known_together) <= MAX_KNOWN_TOGETHER
+
+
+def test_a_log_in_which_scalars_are_put_together_is_emptied_when_it_is_full():
+    log = ScalarLog(0, lambda: log.take())
+    for _ in range(MAX_ENTRIES):
+        log.put_all({"a": 1.0, "b": 2.0}, True)
+        assert len(log.entries) <= MAX_ENTRIES + 4
 
 
 def test_the_iteration_goes_on_when_the_log_was_emptied():
