@@ -34,7 +34,7 @@ def train_loader_from_config(cfg: CfgNode, mapper: Callable[..., Any] | None = N
         )
     loader = cfg.DATALOADER
     _refuse_unknown("DATASETS.TRAIN", cfg.DATASETS.TRAIN)
-    dataset = get_dataset(cfg.DATASETS.TRAIN)
+    dataset = _load(cfg.DATASETS.TRAIN)
     with naming("DATALOADER.TRAIN_LOADER"):
         build = find(TRAIN_LOADER_REGISTRY, loader.TRAIN_LOADER)
     with naming("DATALOADER.MAPPER"):
@@ -65,7 +65,7 @@ def test_loader_from_config(
     with naming("DATALOADER.TEST_MAPPER"):
         mapper = mapper or find_function(cfg.DATALOADER.TEST_MAPPER)
     return build_test_loader(
-        get_dataset(members_of(cfg, dataset_name)),
+        _load(members_of(cfg, dataset_name)),
         mapper=mapper,
         batch_size=cfg.TEST.BATCH_SIZE,
         num_workers=cfg.DATALOADER.NUM_WORKERS,
@@ -104,6 +104,14 @@ def _refuse_unknown(key: str, names: Sequence[str]) -> None:
         if name not in DatasetCatalog:
             with naming(key):
                 DatasetCatalog.get(name)  # raises, with the nearest name
+
+
+def _load(names: Sequence[str]) -> Any:
+    """The data sets of these names as one, which must have samples."""
+    dataset = get_dataset(names)
+    if not isinstance(dataset, IterableDataset) and len(dataset) == 0:
+        raise ConfigError(f"the data set {' + '.join(names)} is empty: it has no samples")
+    return dataset
 
 
 def find_function(name: str) -> Callable[..., Any] | None:
