@@ -28,7 +28,8 @@ def build_model(cfg: CfgNode) -> nn.Module:
             "MODEL.META_ARCHITECTURE is not set: name a model there, or give a config that does, "
             "such as --config-file configs/digits/cnn.yaml"
         )
-    make = find(META_ARCH_REGISTRY, cfg.MODEL.META_ARCHITECTURE)
+    with naming("MODEL.META_ARCHITECTURE"):
+        make = find(META_ARCH_REGISTRY, cfg.MODEL.META_ARCHITECTURE)
     takes_cfg = hasattr(make, "from_config") or next(iter(signature(make).parameters), "") == "cfg"
     with naming("MODEL.DEVICE"):
         device = choose_device(cfg.MODEL.DEVICE)

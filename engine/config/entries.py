@@ -32,8 +32,6 @@ def build_entry(
     with naming(key):
         maker = find(registry, arguments.pop("name"))
     where = f"{key}: {settings['NAME']}"
-    if not callable(maker):
-        raise ConfigError(f"{where} is no class or function, but {maker!r:.80}")
     check_arguments(maker, arguments, key)
     signature = _signature(maker)
     for name, parameter in signature.parameters.items():

@@ -16,7 +16,7 @@ from engine.data.samplers import (
     TrainingSampler,
 )
 from engine.parallel.comm import get_world_size
-from engine.utils.registry import find, locate
+from engine.utils.registry import find, locate_function
 
 
 def train_loader_from_config(cfg: CfgNode, mapper: Callable[..., Any] | None = None) -> Any:
@@ -78,7 +78,7 @@ def members_of(cfg: CfgNode, dataset_name: str) -> list[str]:
     members = cfg.DATASETS.TEST_GROUPS.get(dataset_name, dataset_name)
     if not members:
         raise ValueError(f"the group {dataset_name!r} of DATASETS.TEST_GROUPS names no data set")
-    return [members] if isinstance(members, str) else list(members)
+    return list(members) if isinstance(members, list | tuple) else [members]
 
 
 def check_test_sets(cfg: CfgNode) -> None:
@@ -101,6 +101,8 @@ def check_test_sets(cfg: CfgNode) -> None:
 
 def _refuse_unknown(key: str, names: Sequence[str]) -> None:
     for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(f"{key}: expected the name of a data set, got {name!r}")
         if name not in DatasetCatalog:
             with naming(key):
                 DatasetCatalog.get(name)  # raises, with the nearest name
@@ -116,7 +118,7 @@ def _load(names: Sequence[str]) -> Any:
 
 def find_function(name: str) -> Callable[..., Any] | None:
     """The function that a config names, "package.module:function"; None for ""."""
-    return locate(name) if name else None
+    return locate_function(name) if name else None
 
 
 def _collation(cfg: CfgNode) -> dict[str, Any]:
@@ -130,8 +132,7 @@ def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int] | None:
     if isinstance(dataset, IterableDataset):  # chooses its samples itself
         return None
     name, loader = cfg.DATALOADER.SAMPLER_TRAIN, cfg.DATALOADER
-    with naming("DATALOADER.SAMPLER_TRAIN"):
-        sampler_class = find(SAMPLER_REGISTRY, name)
+    sampler_class = _sampler_class(name)
     by_category = issubclass(sampler_class, RepeatFactorTrainingSampler)
     if by_category or cfg.DATASETS.TRAIN_REPEAT_FACTOR:
         if not by_category:
@@ -155,9 +156,22 @@ def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int] | None:
     return sampler_class(len(dataset), seed=cfg.SEED)
 
 
+def _sampler_class(name: str) -> Any:
+    with naming("DATALOADER.SAMPLER_TRAIN"):
+        found = find(SAMPLER_REGISTRY, name)
+        if not isinstance(found, type):
+            raise ValueError(f"{name} is no class, but {found!r:.80}")
+    return found
+
+
 def _repeat_factors(names: Sequence[str], factors: Sequence[Sequence[Any]]) -> torch.Tensor:
     """The factor of each sample, from those given for whole data sets."""
-    by_name = {name: float(factor) for name, factor in factors}
+    try:
+        by_name = {name: float(factor) for name, factor in factors}
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"DATASETS.TRAIN_REPEAT_FACTOR is like [[{names[0]}, 2.0]], got {factors!r}"
+        ) from None
     unknown = by_name.keys() - set(names)
     if unknown:
         raise ConfigError(

@@ -66,7 +66,7 @@ def test_import_paths_name_the_class_and_functions_for_it():
             {"NAME": "Circle", "RADIUS": 1, "MEASURE": "math:sqr"},
             "SHAPES: Circle: cannot locate 'math:sqr'",
         ),
-        ({"NAME": "math:pi"}, "SHAPES: math:pi is no class or function, but 3.14"),
+        ({"NAME": "math:pi"}, "SHAPES: 'math:pi' is no class or function, but 3.14"),
         (
             {"NAME": "fractions:Fraction"},
             "fractions:Fraction is no Circle, but Fraction",
