@@ -18,7 +18,7 @@ import sys
 from typing import Any
 
 from engine import launch
-from engine.config import CfgNode, ConfigError, config_template, get_cfg, naming
+from engine.config import CfgNode, ConfigError, config_template, get_cfg, naming_unknown
 from engine.defaults import DefaultTrainer, default_argument_parser, default_setup
 from engine.evaluation import verify_results
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
@@ -42,7 +42,7 @@ def find_trainer(cfg: CfgNode) -> type[DefaultTrainer]:
     """The class that TRAINER names."""
     if not cfg.TRAINER:
         return DefaultTrainer
-    with naming("TRAINER"):
+    with naming_unknown("TRAINER"):
         found = locate(cfg.TRAINER)
     if not (isinstance(found, type) and issubclass(found, TrainerBase)):
         raise ConfigError(

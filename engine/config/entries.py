@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.config.annotations import fit_annotation
-from engine.config.errors import ConfigError, check_arguments, naming
+from engine.config.errors import ConfigError, check_arguments, naming, naming_unknown
 from engine.utils.registry import Registry, find, locate
 
 TEXT = (str, "str", str | None, "str | None")  # how arguments that take text are annotated
@@ -29,7 +29,7 @@ def build_entry(
     if not isinstance(settings, dict) or not isinstance(settings.get("NAME"), str):
         raise ConfigError(f"an entry of {key} is {{NAME: …, and arguments}}, got {settings!r}")
     arguments = {str(name).lower(): value for name, value in settings.items()}
-    with naming(key):
+    with naming_unknown(key):
         maker = find(registry, arguments.pop("name"))
     where = f"{key}: {settings['NAME']}"
     check_arguments(maker, arguments, key)
@@ -41,8 +41,10 @@ def build_entry(
         signature.bind(**arguments)
     except TypeError as error:
         raise ConfigError(f"{where}: {error}; its arguments are {signature}") from error
+    with naming_unknown(where):
+        fitted, wrong = _fit(arguments, signature)
     with naming(where):
-        made = _make(maker, *_fit(arguments, signature))
+        made = _make(maker, fitted, wrong)
     if not isinstance(made, kind):
         raise ConfigError(f"{where} is no {kind.__name__}, but {made!r:.80}")
     return made

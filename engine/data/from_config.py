@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from engine.config import CfgNode, ConfigError, naming
+from engine.config import CfgNode, ConfigError, naming_unknown
 from engine.data.catalog import DatasetCatalog, get_dataset
 from engine.data.loader import TRAIN_LOADER_REGISTRY, build_test_loader
 from engine.data.samplers import (
@@ -35,9 +35,9 @@ def train_loader_from_config(cfg: CfgNode, mapper: Callable[..., Any] | None = N
     loader = cfg.DATALOADER
     _refuse_unknown("DATASETS.TRAIN", cfg.DATASETS.TRAIN)
     dataset = _load(cfg.DATASETS.TRAIN)
-    with naming("DATALOADER.TRAIN_LOADER"):
+    with naming_unknown("DATALOADER.TRAIN_LOADER"):
         build = find(TRAIN_LOADER_REGISTRY, loader.TRAIN_LOADER)
-    with naming("DATALOADER.MAPPER"):
+    with naming_unknown("DATALOADER.MAPPER"):
         mapper = mapper or find_function(loader.MAPPER)
     return build(
         dataset,
@@ -62,7 +62,7 @@ def test_loader_from_config(
 
     A `mapper` takes the place of DATALOADER.TEST_MAPPER.
     """
-    with naming("DATALOADER.TEST_MAPPER"):
+    with naming_unknown("DATALOADER.TEST_MAPPER"):
         mapper = mapper or find_function(cfg.DATALOADER.TEST_MAPPER)
     return build_test_loader(
         _load(members_of(cfg, dataset_name)),
@@ -104,7 +104,7 @@ def _refuse_unknown(key: str, names: Sequence[str]) -> None:
         if not isinstance(name, str):
             raise ConfigError(f"{key}: expected the name of a data set, got {name!r}")
         if name not in DatasetCatalog:
-            with naming(key):
+            with naming_unknown(key):
                 DatasetCatalog.get(name)  # raises, with the nearest name
 
 
@@ -123,7 +123,7 @@ def find_function(name: str) -> Callable[..., Any] | None:
 
 def _collation(cfg: CfgNode) -> dict[str, Any]:
     # Left out where it is torch's: a builder of loaders that is the user's own may not know it.
-    with naming("DATALOADER.COLLATE"):
+    with naming_unknown("DATALOADER.COLLATE"):
         collate = find_function(cfg.DATALOADER.COLLATE)
     return {"collate_fn": collate} if collate else {}
 
@@ -157,10 +157,10 @@ def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int] | None:
 
 
 def _sampler_class(name: str) -> Any:
-    with naming("DATALOADER.SAMPLER_TRAIN"):
+    with naming_unknown("DATALOADER.SAMPLER_TRAIN"):
         found = find(SAMPLER_REGISTRY, name)
-        if not isinstance(found, type):
-            raise ValueError(f"{name} is no class, but {found!r:.80}")
+    if not isinstance(found, type):
+        raise ConfigError(f"DATALOADER.SAMPLER_TRAIN: {name} is no class, but {found!r:.80}")
     return found
 
 
