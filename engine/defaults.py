@@ -40,6 +40,7 @@ from engine.evaluation import (
     verify_results,
     write_results,
 )
+from engine.evaluation.totals import NothingEvaluatedError
 from engine.events import EventWriter, has_event_storage
 from engine.hooks.from_config import (
     HOOK_REGISTRY,
@@ -350,7 +351,10 @@ class DefaultTrainer(TrainerBase):
             logger.info("Evaluating on %s", name)
             with seeded(cfg.TEST.SEED + comm.get_rank()) if cfg.TEST.SEED >= 0 else nullcontext():
                 loader = cls.build_test_loader(cfg, name)
-                results[name] = inference_on_dataset(model, loader, evaluator)
+                try:
+                    results[name] = inference_on_dataset(model, loader, evaluator)
+                except NothingEvaluatedError as error:
+                    raise ConfigError(f"the data set {name}: {error}") from error
         if comm.is_main_process() and any(results.values()):
             print_csv_format(results)
             logger.info("Results:\n%s", results_table(results))

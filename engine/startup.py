@@ -191,7 +191,7 @@ def build_writer(cfg: CfgNode, settings: dict[str, Any]) -> EventWriter:
     """
     offered = {"output_dir": cfg.OUTPUT_DIR}
     try:
-        writer = build_entry("WRITERS", settings, WRITER_REGISTRY, offered)
+        writer = build_entry("WRITERS", settings, WRITER_REGISTRY, offered, EventWriter)
     except ImportError as error:
         raise ConfigError(f"WRITERS: {error}") from error
     if isinstance(writer, TrackerWriter):

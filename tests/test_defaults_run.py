@@ -361,9 +361,22 @@ def test_what_is_not_there_is_named_at_the_start(digits_cfg, options, error, mes
 
 
 def test_an_empty_data_set_is_refused(digits_cfg, register):
-    register("empty", [])
-    with pytest.raises(ValueError, match="the data set is empty"):
-        DefaultTrainer(digits_cfg("DATASETS.TRAIN", "[empty]"))
+    register("void", [])
+    with pytest.raises(ConfigError, match="the data set void is empty"):
+        DefaultTrainer(digits_cfg("DATASETS.TRAIN", "[void]"))
+
+
+class EmptyStream(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize("data", [[], EmptyStream()], ids=["list", "stream"])
+def test_an_empty_test_set_is_named(digits_cfg, register, data):
+    register("void", data, evaluator_type="classification")
+    cfg = digits_cfg("DATASETS.TEST", "[digits_test, void]")
+    with pytest.raises(ConfigError, match=r"the data set void.* empty"):
+        DefaultTrainer.test(cfg, DefaultTrainer.build_model(cfg))
 
 
 def test_an_epoch_of_unknown_length_is_refused_as_a_length(digits_cfg, register):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.config import configurable
+from engine.config import ConfigError, configurable
 from engine.modeling import META_ARCH_REGISTRY, build_model, load_weights
 
 pytestmark = pytest.mark.usefixtures("log")
@@ -55,9 +55,16 @@ def test_a_model_may_be_named_by_its_import_path(digits_cfg):
     assert type(build_model(digits_cfg())).__name__ == "DigitsMLP"
 
 
-def test_the_model_is_put_on_the_device(digits_cfg):
+def test_the_model_is_put_on_the_device(digits_cfg, monkeypatch):
+    monkeypatch.setattr("engine.modeling.choose_device", torch.device)  # takes what tests have
     model = build_model(digits_cfg("MODEL.DEVICE", "meta"))
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("device", ["meta", None, "hpu"])
+def test_a_device_that_cannot_train_is_refused_with_the_key(digits_cfg, device):
+    with pytest.raises(ConfigError, match=r"MODEL.DEVICE: .*; use 'auto'"):
+        build_model(digits_cfg("MODEL.DEVICE", device))
 
 
 @pytest.mark.usefixtures("registered")

@@ -18,12 +18,13 @@ import sys
 from typing import Any
 
 from engine import launch
-from engine.config import CfgNode, config_template, get_cfg
+from engine.config import CfgNode, ConfigError, config_template, get_cfg, naming_unknown
 from engine.defaults import DefaultTrainer, default_argument_parser, default_setup
 from engine.evaluation import verify_results
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.parallel import comm
 from engine.startup import decide_resume, mistakes_in_one_line
+from engine.train_loop import TrainerBase
 from engine.utils.registry import locate
 
 
@@ -37,10 +38,23 @@ def read_config(args: argparse.Namespace) -> CfgNode:
     return cfg
 
 
+def find_trainer(cfg: CfgNode) -> type[DefaultTrainer]:
+    """The class that TRAINER names."""
+    if not cfg.TRAINER:
+        return DefaultTrainer
+    with naming_unknown("TRAINER"):
+        found = locate(cfg.TRAINER)
+    if not (isinstance(found, type) and issubclass(found, TrainerBase)):
+        raise ConfigError(
+            f"TRAINER must be a class of trainers, such as a kind of DefaultTrainer; got {found}"
+        )
+    return found
+
+
 def main(args: argparse.Namespace) -> Any:
     cfg = read_config(args)
     default_setup(cfg, args)
-    trainer_class: type[DefaultTrainer] = locate(cfg.TRAINER) if cfg.TRAINER else DefaultTrainer
+    trainer_class = find_trainer(cfg)
     if args.eval_only:
         model = trainer_class.build_model(cfg)
         trainer_class.load_weights(cfg, model, resume=args.resume)

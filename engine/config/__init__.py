@@ -6,7 +6,7 @@ from engine.config.configurable import configurable
 from engine.config.defaults import get_cfg
 from engine.config.differences import config_differences
 from engine.config.entries import build_entry
-from engine.config.errors import ConfigError, check_arguments, naming
+from engine.config.errors import ConfigError, check_arguments, naming, naming_unknown
 from engine.config.instantiate import instantiate
 from engine.config.node import CfgNode
 from engine.config.reads import track_reads, unread_keys
@@ -32,6 +32,7 @@ __all__ = [
     "get_cfg",
     "instantiate",
     "naming",
+    "naming_unknown",
     "track_reads",
     "unread_keys",
 ]

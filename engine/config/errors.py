@@ -21,13 +21,22 @@ def naming(key: str) -> Iterator[None]:
     """Have a ValueError be a ConfigError that begins with the key it is about; a name that is not
     known stays what it is, and begins so too."""
     try:
-        yield
+        with naming_unknown(key):
+            yield
     except ConfigError:
         raise
-    except UnknownNameError as error:
-        raise UnknownNameError(f"{key}: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from error
+
+
+@contextmanager
+def naming_unknown(key: str) -> Iterator[None]:
+    """Have the error about a name that is not known begin with the key. For what imports code of
+    the user's: its own errors keep their tracebacks."""
+    try:
+        yield
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{key}: {error}") from error
 
 
 def check_arguments(function: Callable[..., Any], arguments: Iterable[str], where: str) -> None:

@@ -36,6 +36,7 @@ class Within:
     high: float = math.inf
 
 
+NAMES = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 MARKS = (Period, Length, OneOf, Within)  # each has the default itself as its `spec`
 
 
@@ -109,5 +110,4 @@ def _fit_bounds(value: Any, default: Within) -> Any:
 def _describe(default: Any) -> str:
     if isinstance(default, list | tuple):
         return "a list, such as [a, b]"
-    name = {"str": "text", "bool": "true or false", "int": "a whole number", "float": "a number"}
-    return f"{name[type(default).__name__]}, such as {default!r}"
+    return f"{NAMES[type(default)]}, such as {default!r}"

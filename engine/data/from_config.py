@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from engine.config import CfgNode, ConfigError, naming
+from engine.config import CfgNode, ConfigError, naming_unknown
 from engine.data.catalog import DatasetCatalog, get_dataset
 from engine.data.loader import TRAIN_LOADER_REGISTRY, build_test_loader
 from engine.data.samplers import (
@@ -16,7 +16,7 @@ from engine.data.samplers import (
     TrainingSampler,
 )
 from engine.parallel.comm import get_world_size
-from engine.utils.registry import find, locate
+from engine.utils.registry import find, locate_function
 
 
 def train_loader_from_config(cfg: CfgNode, mapper: Callable[..., Any] | None = None) -> Any:
@@ -34,10 +34,10 @@ def train_loader_from_config(cfg: CfgNode, mapper: Callable[..., Any] | None = N
         )
     loader = cfg.DATALOADER
     _refuse_unknown("DATASETS.TRAIN", cfg.DATASETS.TRAIN)
-    dataset = get_dataset(cfg.DATASETS.TRAIN)
-    with naming("DATALOADER.TRAIN_LOADER"):
+    dataset = _load(cfg.DATASETS.TRAIN)
+    with naming_unknown("DATALOADER.TRAIN_LOADER"):
         build = find(TRAIN_LOADER_REGISTRY, loader.TRAIN_LOADER)
-    with naming("DATALOADER.MAPPER"):
+    with naming_unknown("DATALOADER.MAPPER"):
         mapper = mapper or find_function(loader.MAPPER)
     return build(
         dataset,
@@ -62,10 +62,10 @@ def test_loader_from_config(
 
     A `mapper` takes the place of DATALOADER.TEST_MAPPER.
     """
-    with naming("DATALOADER.TEST_MAPPER"):
+    with naming_unknown("DATALOADER.TEST_MAPPER"):
         mapper = mapper or find_function(cfg.DATALOADER.TEST_MAPPER)
     return build_test_loader(
-        get_dataset(members_of(cfg, dataset_name)),
+        _load(members_of(cfg, dataset_name)),
         mapper=mapper,
         batch_size=cfg.TEST.BATCH_SIZE,
         num_workers=cfg.DATALOADER.NUM_WORKERS,
@@ -78,7 +78,7 @@ def members_of(cfg: CfgNode, dataset_name: str) -> list[str]:
     members = cfg.DATASETS.TEST_GROUPS.get(dataset_name, dataset_name)
     if not members:
         raise ValueError(f"the group {dataset_name!r} of DATASETS.TEST_GROUPS names no data set")
-    return [members] if isinstance(members, str) else list(members)
+    return list(members) if isinstance(members, list | tuple) else [members]
 
 
 def check_test_sets(cfg: CfgNode) -> None:
@@ -101,19 +101,29 @@ def check_test_sets(cfg: CfgNode) -> None:
 
 def _refuse_unknown(key: str, names: Sequence[str]) -> None:
     for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(f"{key}: expected the name of a data set, got {name!r}")
         if name not in DatasetCatalog:
-            with naming(key):
+            with naming_unknown(key):
                 DatasetCatalog.get(name)  # raises, with the nearest name
+
+
+def _load(names: Sequence[str]) -> Any:
+    """The data sets of these names as one, which must have samples."""
+    dataset = get_dataset(names)
+    if not isinstance(dataset, IterableDataset) and len(dataset) == 0:
+        raise ConfigError(f"the data set {' + '.join(names)} is empty: it has no samples")
+    return dataset
 
 
 def find_function(name: str) -> Callable[..., Any] | None:
     """The function that a config names, "package.module:function"; None for ""."""
-    return locate(name) if name else None
+    return locate_function(name) if name else None
 
 
 def _collation(cfg: CfgNode) -> dict[str, Any]:
     # Left out where it is torch's: a builder of loaders that is the user's own may not know it.
-    with naming("DATALOADER.COLLATE"):
+    with naming_unknown("DATALOADER.COLLATE"):
         collate = find_function(cfg.DATALOADER.COLLATE)
     return {"collate_fn": collate} if collate else {}
 
@@ -122,8 +132,7 @@ def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int] | None:
     if isinstance(dataset, IterableDataset):  # chooses its samples itself
         return None
     name, loader = cfg.DATALOADER.SAMPLER_TRAIN, cfg.DATALOADER
-    with naming("DATALOADER.SAMPLER_TRAIN"):
-        sampler_class = find(SAMPLER_REGISTRY, name)
+    sampler_class = _sampler_class(name)
     by_category = issubclass(sampler_class, RepeatFactorTrainingSampler)
     if by_category or cfg.DATASETS.TRAIN_REPEAT_FACTOR:
         if not by_category:
@@ -147,9 +156,22 @@ def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int] | None:
     return sampler_class(len(dataset), seed=cfg.SEED)
 
 
+def _sampler_class(name: str) -> Any:
+    with naming_unknown("DATALOADER.SAMPLER_TRAIN"):
+        found = find(SAMPLER_REGISTRY, name)
+    if not isinstance(found, type):
+        raise ConfigError(f"DATALOADER.SAMPLER_TRAIN: {name} is no class, but {found!r:.80}")
+    return found
+
+
 def _repeat_factors(names: Sequence[str], factors: Sequence[Sequence[Any]]) -> torch.Tensor:
     """The factor of each sample, from those given for whole data sets."""
-    by_name = {name: float(factor) for name, factor in factors}
+    try:
+        by_name = {name: float(factor) for name, factor in factors}
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"DATASETS.TRAIN_REPEAT_FACTOR is like [[{names[0]}, 2.0]], got {factors!r}"
+        ) from None
     unknown = by_name.keys() - set(names)
     if unknown:
         raise ConfigError(

@@ -48,6 +48,8 @@ class DatasetEvaluators(DatasetEvaluator):
     """Several evaluators as one: each sees every batch, and their results are merged."""
 
     def __init__(self, evaluators: Sequence[DatasetEvaluator]) -> None:
+        for evaluator in evaluators:
+            _check_evaluator(evaluator)
         self._evaluators = list(evaluators)
 
     def reset(self) -> None:
@@ -61,7 +63,7 @@ class DatasetEvaluators(DatasetEvaluator):
     def evaluate(self) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         for evaluator in self._evaluators:
-            for key, value in (evaluator.evaluate() or {}).items():
+            for key, value in _results_of(evaluator).items():
                 if key in merged:
                     raise ValueError(
                         f"two evaluators give results under the key {key!r}, the second one is "
@@ -112,7 +114,7 @@ def inference_on_dataset(
             model(inputs)  # what comes out was counted already
         progress.finish()
         on_end()
-    return evaluator.evaluate() or {}
+    return _results_of(evaluator)
 
 
 @contextmanager
@@ -194,7 +196,24 @@ class _Progress:
 def _as_one(evaluator: DatasetEvaluator | Sequence[DatasetEvaluator] | None) -> DatasetEvaluator:
     if evaluator is None:
         return DatasetEvaluators([])
-    return DatasetEvaluators(evaluator) if isinstance(evaluator, Sequence) else evaluator
+    if isinstance(evaluator, Sequence) and not isinstance(evaluator, str):
+        return DatasetEvaluators(evaluator)
+    _check_evaluator(evaluator)
+    return evaluator
+
+
+def _check_evaluator(evaluator: Any) -> None:
+    is_made = not isinstance(evaluator, type)
+    if not (is_made and all(hasattr(evaluator, name) for name in ("reset", "process", "evaluate"))):
+        raise TypeError(f"an evaluator must be a DatasetEvaluator, got {evaluator!r:.80}")
+
+
+def _results_of(evaluator: DatasetEvaluator) -> dict[str, Any]:
+    results = evaluator.evaluate() or {}
+    if not isinstance(results, Mapping):
+        name = type(evaluator).__name__
+        raise TypeError(f"{name}.evaluate must return a dict or None, got {results!r:.80}")
+    return results
 
 
 def _all_callbacks(given: Mapping[str, Callable[[], object]] | None) -> list[Callable]:

@@ -7,6 +7,10 @@ from engine.parallel.comm import all_gather
 BATCHES_AT_ONCE = 64
 
 
+class NothingEvaluatedError(ValueError):
+    """An evaluation had no batches at all."""
+
+
 class Totals:
     """Named sums of tensors, exact however unevenly the batches are spread over the ranks.
 
@@ -40,7 +44,7 @@ class Totals:
         ranks = all_gather(self._sums)
         names = sorted({name for sums in ranks for name in sums})
         if not names:
-            raise ValueError("no batch was evaluated on any rank: the test set is empty?")
+            raise NothingEvaluatedError("no batch was evaluated on any rank: an empty test set?")
         # In order of rank everywhere, so that all ranks get the same bits.
         return {
             name: torch.stack([sums[name] for sums in ranks if name in sums]).sum(0)

@@ -11,7 +11,7 @@ from engine.checkpoint import CheckpointError
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel.fsdp import reshard, shard_like
-from engine.utils.lengths import to_iterations
+from engine.utils.lengths import check_length, to_iterations
 from engine.utils.periods import is_due, read_period
 from engine.utils.wrapping import unwrap
 
@@ -36,6 +36,7 @@ class EMAHook(HookBase):
         buffers: bool = False,
         model: nn.Module | None = None,
     ) -> None:
+        check_length(start)
         self._update = get_ema_multi_avg_fn(decay)
         self._start = start
         self._period = read_period(period, JointPeriod)

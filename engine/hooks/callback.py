@@ -33,6 +33,8 @@ class CallbackHook(HookBase):
         for point, callback in callbacks.items():
             if point not in POINTS:
                 raise TypeError(f"CallbackHook has no point {point!r}; there are {POINTS}")
+            if callback is not None and not callable(callback):
+                raise TypeError(f"{point} is called with the trainer, got {callback!r:.80}")
             if callback is not None:
                 setattr(self, point, self._with_trainer(callback, getattr(type(self), point)))
 

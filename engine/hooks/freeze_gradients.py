@@ -4,8 +4,9 @@ import re
 
 from torch import nn
 
+from engine.config import ConfigError
 from engine.hooks.base import HookBase, Priority
-from engine.utils.lengths import to_iterations
+from engine.utils.lengths import check_length, to_iterations
 from engine.utils.suggest import did_you_mean
 from engine.utils.wrapping import unwrap
 
@@ -24,6 +25,7 @@ class FreezeGradients(HookBase):
             self._pattern = re.compile(pattern)
         except re.error as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        check_length(iterations)
         self._iterations = iterations
 
     def before_train(self) -> None:
@@ -43,5 +45,5 @@ class FreezeGradients(HookBase):
             parts = {part for name in named for part in name.split(".")}
             roots = dict.fromkeys(name.partition(".")[0] for name in named)
             hint = did_you_mean(pattern, parts.union(named)) or f"there are: {', '.join(roots)}"
-            raise ValueError(f"FreezeGradients: {pattern!r} matches no parameter; {hint}")
+            raise ConfigError(f"FreezeGradients: {pattern!r} matches no parameter; {hint}")
         return found

@@ -28,7 +28,7 @@ def build_hook(settings: dict[str, Any], **offered: Any) -> hooks.HookBase:
         keys = [key for key in settings if str(key).lower() == "priority"]
         priority = settings[keys[0]] if keys else None
         settings = {key: value for key, value in settings.items() if key not in keys}
-    hook = build_entry("HOOKS", settings, HOOK_REGISTRY, offered)
+    hook = build_entry("HOOKS", settings, HOOK_REGISTRY, offered, hooks.HookBase)
     if priority is not None:
         with naming(f"HOOKS: {settings['NAME']}"):
             hook.priority = hooks.Priority.parse(priority)

@@ -26,6 +26,10 @@ class LRScheduler(HookBase):
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: TorchLRScheduler | ParamScheduler | None = None,
     ) -> None:
+        if optimizer is not None and not hasattr(optimizer, "param_groups"):
+            raise TypeError(f"optimizer must be one of torch's, got {optimizer!r:.80}")
+        if scheduler is not None:
+            _check_schedule(scheduler)
         self._given_optimizer = self._optimizer = optimizer
         self._scheduler = scheduler
         self._multiplier: LRMultiplier | None = None  # follows a ParamScheduler in one run
@@ -35,17 +39,13 @@ class LRScheduler(HookBase):
         self._multiplier = None
         if self.scheduler is None:
             raise ValueError("LRScheduler got no schedule, and the trainer has none")
+        _check_schedule(self.scheduler)
         if isinstance(self.scheduler, ParamScheduler):
             self._multiplier = LRMultiplier(
                 self._optimizer,
                 self.scheduler,
                 self.trainer.max_iter,
                 last_iter=self.trainer.iter - 1,
-            )
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            raise TypeError(
-                "LRScheduler steps a schedule after each step of training; ReduceLROnPlateau wants "
-                "a metric: step it in the after_eval(results) of a hook of your own"
             )
         self._best_param_group_id = self.get_best_param_group_id(self._optimizer)
         self._step = self.scheduler.step
@@ -80,3 +80,17 @@ class LRScheduler(HookBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if isinstance(self.scheduler, TorchLRScheduler):
             self.scheduler.load_state_dict(state_dict)
+
+
+def _check_schedule(scheduler: Any) -> None:
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise TypeError(
+            "LRScheduler steps a schedule after each step of training; ReduceLROnPlateau wants "
+            "a metric: step it in the after_eval(results) of a hook of your own"
+        )
+    is_made = not isinstance(scheduler, type | torch.optim.Optimizer)
+    if not isinstance(scheduler, ParamScheduler) and not (is_made and hasattr(scheduler, "step")):
+        raise TypeError(
+            "scheduler must be one of torch.optim.lr_scheduler or a ParamScheduler, got "
+            f"{scheduler!r:.80}"
+        )

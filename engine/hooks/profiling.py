@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,11 @@ class TorchProfiler(HookBase):
         activities: list[torch.profiler.ProfilerActivity] | None = None,
         save_tensorboard: bool = True,
     ) -> None:
+        for activity in activities or ():
+            if not isinstance(activity, torch.profiler.ProfilerActivity):
+                raise TypeError(
+                    f"an activity is a torch.profiler.ProfilerActivity, got {activity!r:.80}"
+                )
         self._enable_predicate = _as_function(enable_predicate)
         self._output_dir = os.fspath(output_dir)
         self._activities = activities
@@ -102,7 +108,8 @@ class AutogradProfiler(TorchProfiler):
 def _as_function(predicate: "Predicate") -> "Callable[[TrainerBase], bool]":
     if callable(predicate):
         return predicate
-    if not isinstance(predicate, Sequence) or len(predicate) != 2:
+    is_pair = isinstance(predicate, Sequence) and len(predicate) == 2
+    if not is_pair or not all(isinstance(iteration, Real) for iteration in predicate):
         raise TypeError(
             "enable_predicate must be a function of the trainer or a pair of iterations such as "
             f"[10, 13], got {predicate!r}"

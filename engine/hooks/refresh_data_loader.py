@@ -17,6 +17,9 @@ class RefreshDataLoader(HookBase):
     priority = Priority.VERY_LOW  # after hooks and evaluations that change the data
 
     def __init__(self, period: int | str, builder: Callable[[], Iterable[Any]]) -> None:
+        if not callable(builder):
+            given = type(builder).__name__
+            raise TypeError(f"builder must be a function that builds a loader, got a {given}")
         self._period = read_period(period, JointPeriod)
         self._builder = builder
 

@@ -39,12 +39,16 @@ class StopOnSignal(HookBase):
     priority = Priority.LOWEST  # signals are minded until the last save is done
 
     def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGINT", "SIGUSR1")) -> None:
+        if isinstance(signals, str):
+            raise ValueError(f"signals must be a list of names, such as [{signals}]")
         here = signal.Signals.__members__
         known = {*here, *_NOT_EVERYWHERE.split()}
         for name in signals:
             if name not in known:
                 hint = did_you_mean(name, known) or "'SIGTERM' is one"
                 raise ValueError(f"there is no signal {name!r}; {hint}")
+            if name in ("SIGKILL", "SIGSTOP"):
+                raise ValueError(f"no process can receive {name}: the system acts on it by itself")
         self._signals = [here[name] for name in signals if name in here]
         self._previous: dict[int, Any] = {}
 

@@ -18,9 +18,11 @@ def choose_device(name: str = "auto") -> torch.device:
         name = "mps" if alone and _is_available("mps") else find_accelerator() or "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         known = "'auto', 'cuda', 'mps', 'xpu' or 'cpu'"
         raise ValueError(f"{name!r} is no device; use {known}") from None
+    if device.type == "meta":
+        raise ValueError("tensors on 'meta' have no values, so nothing can be computed; use 'auto'")
     if not _is_available(device.type):
         raise ValueError(f"this machine or this build of torch has no device {name!r}; use 'auto'")
     if device.type == "mps" and not alone:
@@ -28,8 +30,14 @@ def choose_device(name: str = "auto") -> torch.device:
             f"{comm.get_world_size()} processes cannot exchange tensors of 'mps'; "
             "run one process, or use 'cpu'"
         )
-    if device.type in ("cuda", "xpu") and device.index is None:
+    if device.type not in ("cuda", "xpu"):
+        return device
+    if device.index is None:
         return torch.device(device.type, comm.get_local_rank())
+    if device.index >= (there := _count(device.type)):
+        raise ValueError(
+            f"this machine has {there} {device.type} device(s) and no {name!r}; use 'auto'"
+        )
     return device
 
 
@@ -42,8 +50,7 @@ def check_count(wanted: int) -> None:
     """Refuse more processes than this machine has accelerators, if it has any."""
     if (kind := find_accelerator()) is None:
         return
-    there = getattr(torch, kind).device_count()
-    if wanted > there:
+    if wanted > (there := _count(kind)):
         raise ValueError(
             f"{wanted} processes on this machine, which has {there} {kind} device(s); run at most "
             f"{there}, or hide them (for cuda: CUDA_VISIBLE_DEVICES=) to compute on the CPU"
@@ -64,8 +71,12 @@ def kind_and_backend() -> tuple[str, str]:
     return find_accelerator() or "cpu", dist.get_backend()
 
 
+def _count(kind: str) -> int:
+    return getattr(torch, kind).device_count()
+
+
 def _is_available(kind: str) -> bool:
-    if kind in ("cpu", "meta"):
+    if kind == "cpu":
         return True
     backend = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
     return backend is not None and backend.is_available()

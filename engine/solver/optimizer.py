@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 from torch.optim import Optimizer
 
-from engine.config import ConfigError, naming
+from engine.config import ConfigError, naming, naming_unknown
 from engine.parallel.fsdp import is_sharded
 from engine.solver.gradient_clipping import maybe_add_gradient_clipping
 from engine.solver.layer_decay import LayerDecay
@@ -99,7 +99,7 @@ def get_optimizer_class(name: str) -> type[Optimizer]:
     }
     known |= dict(OPTIMIZER_REGISTRY)
     if ":" in name or "." in name:
-        with naming("SOLVER.OPTIMIZER.NAME"):
+        with naming_unknown("SOLVER.OPTIMIZER.NAME"):
             found = locate(name)
         if not (inspect.isclass(found) and issubclass(found, Optimizer)):
             raise ConfigError(f"SOLVER.OPTIMIZER.NAME: {name} is no class of torch's Optimizer")

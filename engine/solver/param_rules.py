@@ -73,7 +73,7 @@ class ParamRule:
     def __post_init__(self) -> None:
         try:
             re.compile(self.match)
-        except re.error as error:
+        except (re.error, TypeError) as error:
             raise ValueError(
                 f"{self}: MATCH {self.match!r} is not a regular expression: {error}"
             ) from None
@@ -107,6 +107,8 @@ def parse_param_rules(rules: Iterable[Mapping[str, Any]]) -> list[ParamRule]:
     """Read `SOLVER.PARAM_RULES`. Keys in lower case are options of the optimizer."""
     parsed = []
     for rule in rules:
+        if not isinstance(rule, Mapping):
+            raise ValueError(f"a rule is like {{MATCH: ^backbone, LR_MULT: 0.1}}, got {rule!r}")
         others = [key for key in rule if key not in _RULE_KEYS]
         unknown = [key for key in others if not key.islower() or key.upper() in _RULE_KEYS]
         if unknown:

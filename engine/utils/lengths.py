@@ -15,11 +15,16 @@ def parse_length(spec: object) -> tuple[int, float] | None:
     return None
 
 
-def to_iterations(length: int | str, epoch_length: float | None = None) -> int:
-    """A length of training, 500 or "1.5 epoch", in iterations."""
+def check_length(length: int | str) -> tuple[int, float]:
+    """The iterations and the epochs in a length of training; what is none is refused."""
     if (parsed := parse_length(length)) is None:
         raise ValueError(f"expected a number of iterations or '2 epoch', got {length!r}")
-    iterations, epochs = parsed
+    return parsed
+
+
+def to_iterations(length: int | str, epoch_length: float | None = None) -> int:
+    """A length of training, 500 or "1.5 epoch", in iterations."""
+    iterations, epochs = check_length(length)
     if epochs and epoch_length is None:
         raise ValueError(
             f"{length!r} needs the length of an epoch, which is not known here: give iterations"

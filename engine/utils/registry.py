@@ -56,11 +56,16 @@ class Registry(_Registry):
 
 def find(registry: Registry, name: str) -> Any:
     """The object that a config names: a registered name, or an import path as `locate` takes."""
-    return (
-        locate(name)
-        if name not in registry and ("." in name or ":" in name)
-        else registry.get(name)
-    )
+    is_path = name not in registry and ("." in name or ":" in name)
+    return locate_function(name) if is_path else registry.get(name)
+
+
+def locate_function(name: str) -> Any:
+    """As `locate`, of a class, a function or anything else that can be called."""
+    found = locate(name)
+    if not callable(found):
+        raise UnknownNameError(f"{name!r} is no class or function, but {found!r:.80}")
+    return found
 
 
 def locate(name: str) -> Any:

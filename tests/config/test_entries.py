@@ -3,7 +3,7 @@ import math
 import pytest
 
 from engine.config import ConfigError, build_entry
-from engine.utils.registry import Registry
+from engine.utils.registry import Registry, UnknownNameError
 
 SHAPES = Registry("SHAPE")
 
@@ -17,7 +17,7 @@ class Circle:
 
 
 def build(entry, **offered):
-    return build_entry("SHAPES", entry, SHAPES, offered)
+    return build_entry("SHAPES", entry, SHAPES, offered, Circle)
 
 
 def test_keys_are_arguments_in_any_case():
@@ -53,9 +53,45 @@ def test_import_paths_name_the_class_and_functions_for_it():
         ({"NAME": "Circle"}, "SHAPES: Circle: missing a required argument: 'radius'"),
         ({"NAME": "Circle", "RADIUS": -1}, "SHAPES: Circle: a radius is 0 or more"),
         ({"NAME": "Circle", "RADUS": 1}, "SHAPES: Circle has no argument 'radus'; did you mean"),
+        (
+            {"NAME": "Circle", "RADIUS": "big"},
+            "Circle: RADIUS: expected a number, got 'big'",
+        ),
+        (
+            {"NAME": "Circle", "RADIUS": 1, "COLOUR": 7},
+            "Circle: COLOUR: expected text, got 7",
+        ),
+        ({"NAME": "Cirlce"}, "SHAPES: no 'Cirlce' in the SHAPE registry"),
+        (
+            {"NAME": "Circle", "RADIUS": 1, "MEASURE": "math:sqr"},
+            "SHAPES: Circle: cannot locate 'math:sqr'",
+        ),
+        ({"NAME": "math:pi"}, "SHAPES: 'math:pi' is no class or function, but 3.14"),
+        (
+            {"NAME": "fractions:Fraction"},
+            "fractions:Fraction is no Circle, but Fraction",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_entry_is_said(entry, message):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises((ConfigError, UnknownNameError)) as error:
         build(entry)
     assert message in str(error.value)
+
+
+@SHAPES.register()
+class Polygon(Circle):
+    def __init__(self, corners: "int" = 3, **sides: "float") -> None:
+        super().__init__(len(corners) if corners == 4 else corners)  # a mistake, for 4
+        self.sides = sides
+
+
+def test_annotations_may_be_text_and_hold_for_other_arguments_too():
+    assert build({"NAME": "Polygon", "CORNERS": 1e1, "BASE": 2}).sides == {"base": 2}
+    with pytest.raises(ConfigError, match="SHAPES: Polygon: BASE: expected a number, got 'long'"):
+        build({"NAME": "Polygon", "BASE": "long"})
+
+
+def test_a_mistake_in_a_class_of_the_users_own_stays_what_it_is():
+    with pytest.raises(TypeError, match=r"object of type 'int' has no len"):
+        build({"NAME": "Polygon", "CORNERS": 4})

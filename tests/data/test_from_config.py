@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from engine.config import ConfigError
 from engine.data import TRAIN_LOADER_REGISTRY, DatasetCatalog, from_config, get_dataset
 from engine.data.samplers import RandomSubsetTrainingSampler, RepeatFactorTrainingSampler
 
@@ -130,6 +131,10 @@ def test_an_iterable_data_set_chooses_its_samples_itself(digits_cfg, register):
     ("options", "message"),
     [
         (("DATASETS.TRAIN_REPEAT_FACTOR", "[[digits_tset, 2.0]]"), "names digits_tset, not in"),
+        (("DATASETS.TRAIN_REPEAT_FACTOR", "[2.0]"), r"like \[\[digits_train, 2.0\]\], got \[2.0\]"),
+        (("DATASETS.TRAIN_REPEAT_FACTOR", "[[digits_train, x]]"), "is like .*, got"),
+        (("DATASETS.TRAIN", "[3]"), "DATASETS.TRAIN: expected the name of a data set, got 3"),
+        (("DATALOADER.SAMPLER_TRAIN", "math:sqrt"), "SAMPLER_TRAIN: math:sqrt is no class"),
         (
             (
                 "DATASETS.TRAIN_REPEAT_FACTOR", "[[digits_train, 2.0]]",
@@ -139,7 +144,7 @@ def test_an_iterable_data_set_chooses_its_samples_itself(digits_cfg, register):
         ),
     ],
 )  # fmt: skip
-def test_settings_that_contradict_each_other_are_refused(digits_cfg, options, message):
+def test_settings_that_cannot_be_are_refused(digits_cfg, options, message):
     with pytest.raises(ValueError, match=message):
         train_loader(digits_cfg(*options))
 
@@ -147,6 +152,18 @@ def test_settings_that_contradict_each_other_are_refused(digits_cfg, options, me
 def test_an_unknown_mapper_is_answered_with_the_nearest(digits_cfg):
     with pytest.raises(ImportError, match=r"DATALOADER.MAPPER: .*did you mean augment"):
         train_loader(digits_cfg("DATALOADER.MAPPER", "engine.zoo.digits:augmant"))
+
+
+@pytest.mark.parametrize("key", ["MAPPER", "COLLATE", "TRAIN_LOADER", "SAMPLER_TRAIN"])
+def test_what_cannot_be_called_is_refused_with_its_key(digits_cfg, key):
+    with pytest.raises(ImportError, match=f"DATALOADER.{key}: 'math:pi' is no class or function"):
+        train_loader(digits_cfg(f"DATALOADER.{key}", "math:pi"))
+
+
+@pytest.mark.parametrize(("key", "value"), [("TEST", "[3]"), ("TEST_GROUPS", "{a: 3}")])
+def test_a_test_set_is_named_by_text(digits_cfg, key, value):
+    with pytest.raises(ConfigError, match=f"DATASETS.{key}: expected the name of a data set"):
+        from_config.check_test_sets(digits_cfg(f"DATASETS.{key}", value))
 
 
 def test_the_members_of_a_group(digits_cfg):

@@ -75,6 +75,22 @@ def test_without_results_they_are_an_empty_dict(nothing):
     assert inference_on_dataset(double, [1, 2], nothing) == {}
 
 
+@pytest.mark.parametrize("given", ["accuracy", Collect, ["accuracy"]])
+def test_what_is_no_evaluator_is_refused(given):
+    with pytest.raises(TypeError, match="an evaluator must be a DatasetEvaluator, got"):
+        inference_on_dataset(double, [1], given)
+
+
+def test_results_that_are_no_dict_are_refused_with_the_evaluators_name():
+    class Wrong(DatasetEvaluator):
+        def evaluate(self):
+            return 0.9
+
+    for given in (Wrong(), [Collect(), Wrong()]):
+        with pytest.raises(TypeError, match=r"Wrong.evaluate must return a dict or None, got 0\.9"):
+            inference_on_dataset(double, [1], given)
+
+
 def test_the_model_runs_in_eval_mode_and_without_gradients():
     model = frozen_norm_model()
     seen = []

@@ -89,6 +89,11 @@ def test_the_average_begins_with_the_weights_after_the_start(model, batches, sta
     assert_same_bits(ema.averaged_state_dict(), history[first])
 
 
+def test_a_start_that_is_no_length_is_refused_at_once():
+    with pytest.raises(ValueError, match="iterations or '2 epoch', got 'soon'"):
+        EMAHook(start="soon")
+
+
 def test_before_the_start_there_is_nothing_to_save_and_the_model_is_evaluated(model, batches):
     history, seen, ema = [], [], EMAHook(start=20)
     make_trainer(model, batches, ema, record(model, history), evaluate(model, seen)).train(0, 3)

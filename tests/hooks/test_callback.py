@@ -46,6 +46,11 @@ def test_a_mistyped_point_is_refused_with_those_there_are():
         CallbackHook(after_stepp=print)
 
 
+def test_what_cannot_be_called_is_refused_at_once():
+    with pytest.raises(TypeError, match="after_epoch is called with the trainer, got 'print'"):
+        CallbackHook(after_epoch="print")
+
+
 def test_functions_are_named_not_given_by_position():
     with pytest.raises(TypeError):
         CallbackHook(print)

@@ -3,6 +3,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from engine import SimpleTrainer
+from engine.config import ConfigError
 from engine.hooks import CallbackHook
 from engine.hooks.freeze_gradients import FreezeGradients
 
@@ -54,10 +55,15 @@ def test_names_are_those_of_the_model_inside_ddp(model, batches, tmp_path):
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_with_the_close_names(model, batches):
-    with pytest.raises(ValueError, match=r"'linaer' matches no parameter; did you mean linear"):
+    with pytest.raises(ConfigError, match=r"'linaer' matches no parameter; did you mean linear"):
         changed_steps(model, batches, FreezeGradients("linaer", 3))
-    with pytest.raises(ValueError, match="'backbone' matches no parameter; there are: linear"):
+    with pytest.raises(ConfigError, match="'backbone' matches no parameter; there are: linear"):
         changed_steps(model, batches, FreezeGradients("backbone", 3))
+
+
+def test_a_length_that_is_none_is_refused_at_once():
+    with pytest.raises(ValueError, match="iterations or '2 epoch', got 'soon'"):
+        FreezeGradients("weight", "soon")
 
 
 def test_a_pattern_that_is_no_regular_expression_is_refused():

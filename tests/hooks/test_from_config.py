@@ -40,6 +40,18 @@ def test_profiled_steps_are_chosen_by_a_pair(tmp_path):
             {"NAME": "EMAHook", "DECAI": 1},
             "HOOKS: EMAHook has no argument 'decai'; did you mean decay",
         ),
+        (
+            {"NAME": "EMAHook", "DECAY": "high"},
+            "HOOKS: EMAHook: DECAY: expected a number, got",
+        ),
+        (
+            {"NAME": "EMAHook", "BUFFERS": "no"},
+            "BUFFERS: expected true or false, got 'no'",
+        ),
+        ({"NAME": "Watchdog", "FACTOR": [2]}, "HOOKS: Watchdog: FACTOR: expected a number, got"),
+        ({"NAME": "TimeLimit", "LIMIT": 3}, "HOOKS: TimeLimit: a length of time .* got 3"),
+        ({"NAME": "CallbackHook", "AFTER_STEPP": None}, "HOOKS: CallbackHook: .* no point"),
+        ({"NAME": "torch.nn:ReLU"}, "HOOKS: torch.nn:ReLU is no HookBase, but ReLU"),
         ({"DECAY": 1}, "an entry of HOOKS is {NAME: …, and arguments}"),
         ("EMAHook", "an entry of HOOKS is {NAME: …, and arguments}"),
     ],

@@ -48,9 +48,27 @@ def test_a_missing_schedule_is_named(model, batches):
 def test_a_schedule_that_wants_a_metric_is_refused_with_the_way_to_use_it(model, batches):
     trainer = make_trainer(model, batches)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
-    trainer.register_hooks([LRScheduler(scheduler=plateau)])
     with pytest.raises(TypeError, match=r"ReduceLROnPlateau.*in the after_eval\(results\)"):
+        LRScheduler(scheduler=plateau)
+    trainer.scheduler = plateau
+    trainer.register_hooks([LRScheduler()])
+    with pytest.raises(TypeError, match="ReduceLROnPlateau"):
         trainer.train(0, 1)
+
+
+@pytest.mark.parametrize("scheduler", ["cosine", 0.1, CosineParamScheduler, nn.Linear(1, 1)])
+def test_what_is_no_schedule_is_refused_at_once(scheduler):
+    with pytest.raises(TypeError, match=r"one of torch.optim.lr_scheduler or .*, got"):
+        LRScheduler(scheduler=scheduler)
+
+
+def test_optimizer_and_schedule_in_each_others_place_are_refused(model, batches):
+    optimizer = make_trainer(model, batches).optimizer
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+    with pytest.raises(TypeError, match=r"optimizer must be one of torch's, got .*StepLR"):
+        LRScheduler(schedule)
+    with pytest.raises(TypeError, match=r"scheduler must be one of .*, got SGD"):
+        LRScheduler(scheduler=optimizer)
 
 
 def test_a_param_scheduler_is_a_curve_over_the_whole_run(model, batches):

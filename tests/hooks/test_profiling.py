@@ -41,10 +41,15 @@ def test_a_config_chooses_steps_by_a_pair_of_iterations(trainer, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("predicate", [5, [5], [1, 2, 3], None])
+@pytest.mark.parametrize("predicate", [5, [5], [1, 2, 3], None, "ab", ["a", 3]])
 def test_what_chooses_no_steps_is_refused(tmp_path, predicate):
     with pytest.raises(TypeError, match=r"a pair of iterations such as \[10, 13\], got"):
         TorchProfiler(predicate, tmp_path)
+
+
+def test_activities_are_those_of_torch(tmp_path):
+    with pytest.raises(TypeError, match=r"an activity is a .*ProfilerActivity, got 'cpu'"):
+        TorchProfiler([1, 3], tmp_path, activities=["cpu"])
 
 
 def test_traces_for_tensorboard_go_below_log(trainer, tmp_path):

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -33,6 +34,11 @@ def test_no_loader_is_built_after_the_last_step(model, batches):
     built = []
     train(model, batches, RefreshDataLoader(5, lambda: built.append("loader")))
     assert built == []
+
+
+def test_a_loader_in_the_place_of_what_builds_one_is_refused(batches):
+    with pytest.raises(TypeError, match="a function that builds a loader, got a list"):
+        RefreshDataLoader(2, batches)
 
 
 class Sum(nn.Module):

@@ -68,6 +68,16 @@ def test_a_signal_that_no_system_has_is_refused_with_the_nearest_name(name):
         StopOnSignal(["SIGINT", name])
 
 
+def test_signals_that_no_process_can_receive_are_refused():
+    with pytest.raises(ValueError, match="no process can receive SIGKILL"):
+        StopOnSignal(["SIGKILL"])
+
+
+def test_one_name_is_no_list_of_names():
+    with pytest.raises(ValueError, match=r"a list of names, such as \[SIGTERM\]"):
+        StopOnSignal("SIGTERM")
+
+
 def test_a_signal_that_only_other_systems_have_is_ignored():
     names = ["SIGBREAK", "SIGINFO", "SIGTERM"]  # of Windows, of macOS, of all
     trainer = Steps(raising(signal.SIGTERM, at=3), StopOnSignal(names))

@@ -11,6 +11,16 @@ from engine.parallel.device import (
 )
 
 
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """A machine that tests lack; returns the devices that were made current."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    return chosen
+
+
 def test_auto_is_a_device_that_this_machine_has():
     device = choose_device()
     assert torch.zeros(1, device=device).device.type == device.type
@@ -27,26 +37,28 @@ def test_a_device_that_is_not_there_is_refused(name):
         choose_device(name)
 
 
+@pytest.mark.usefixtures("four_gpus")
+def test_a_device_beyond_those_there_are_is_refused_with_their_number():
+    with pytest.raises(ValueError, match=r"has 4 cuda device\(s\) and no 'cuda:4'"):
+        choose_device("cuda:4")
+
+
+def test_a_device_without_values_is_refused():
+    with pytest.raises(ValueError, match="tensors on 'meta' have no values"):
+        choose_device("meta")
+
+
+@pytest.mark.usefixtures("four_gpus")
 def test_each_process_of_a_machine_takes_the_accelerator_of_its_local_rank(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # the machine that tests lack
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert choose_device() == choose_device("cuda") == torch.device("cuda", 3)
     assert choose_device("cuda:1") == torch.device("cuda", 1)
 
 
-def test_a_name_that_torch_does_not_know_is_refused():
-    with pytest.raises(ValueError, match="'gpu' is no device; use 'auto', 'cuda'"):
-        choose_device("gpu")
-
-
-@pytest.fixture
-def four_gpus(monkeypatch):
-    """A machine that tests lack; returns the devices that were made current."""
-    chosen = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    return chosen
+@pytest.mark.parametrize("name", ["gpu", None])
+def test_a_name_that_torch_does_not_know_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name!r} is no device; use 'auto', 'cuda'"):
+        choose_device(name)
 
 
 def test_each_process_sets_the_device_of_its_local_rank(four_gpus):

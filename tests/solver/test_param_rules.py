@@ -136,6 +136,8 @@ def test_a_rule_that_matches_nothing_is_reported_with_the_nearest_names(rule, hi
         ({"LR_MULT": 0.1}, "needs MATCH, TYPE or both"),
         ({"MATCH": "a"}, r"rule \{MATCH: a\} sets nothing"),
         ({"MATCH": "(", "LR_MULT": 0.1}, r"MATCH '\(' is not a regular expression"),
+        ({"MATCH": 3, "LR_MULT": 0.1}, "MATCH 3 is not a regular expression"),
+        ("backbone", r"a rule is like \{MATCH: .*, got 'backbone'"),
         ({"MATCH": "a", "LR_MULT": "fast"}, "LR_MULT must be a number from 0 up, got 'fast'"),
         ({"TYPE": "norm", "DECAY_MULT": -1}, "DECAY_MULT must be a number from 0 up, got -1"),
         ({"MATCH": "a", "FREEZE": "no"}, "FREEZE must be true or false, got 'no'"),

@@ -202,7 +202,8 @@ def test_a_mistyped_key_is_one_message_and_exit_code_1(start_tool, config, tmp_p
         (["SOLVER.ACCUMULATE=0"], ["SOLVER.ACCUMULATE is 0", "1 or more"]),
         (["EMA.DECAY=1.5"], ["EMA.DECAY is 1.5", "0 or more, at most 1"]),
         (["SOLVER.LR_SCHEDULER_NAME=WarmupMultiStepLR", "SOLVER.STEPS=[4, 2]"], ["STEPS must"]),
-        (["TRAINER=nowhere:Trainer"], ["cannot locate 'nowhere:Trainer'"]),
+        (["TRAINER=nowhere:Trainer"], ["TRAINER: cannot locate 'nowhere:Trainer'"]),
+        (["TRAINER=engine:HookBase"], ["TRAINER must be a class of trainers", "HookBase"]),
     ],
 )
 def test_wrong_settings_end_the_program_with_a_message(train_net, arguments, parts):

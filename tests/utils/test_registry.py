@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from engine.utils.registry import Registry, locate
+from engine.utils.registry import Registry, locate, locate_function
 
 
 @pytest.fixture
@@ -75,6 +75,12 @@ def test_an_object_is_located_by_dots_or_a_colon(name):
 def test_modules_and_methods_are_located_too():
     assert locate("json.decoder") is json.decoder
     assert locate("json.decoder.JSONDecoder.decode") is json.decoder.JSONDecoder.decode
+
+
+def test_what_a_config_names_can_be_called():
+    assert locate_function("json:loads") is json.loads
+    with pytest.raises(KeyError, match=r"'math:pi' is no class or function, but 3.14"):
+        locate_function("math:pi")
 
 
 def test_dot_means_the_module_and_colon_the_attribute(tmp_path, monkeypatch):
