@@ -345,15 +345,31 @@ def measure_puts() -> list[dict[str, float]]:
     return rows
 
 
-def measure_wide_write() -> dict[str, float]:
-    """One write of 200 names to all three writers."""
+def measure_wide_write(rounds: int = 1000) -> dict[str, float]:
+    """One write of 200 names to all three writers; and to put them, one by one and together."""
     with tempfile.TemporaryDirectory() as folder, EventStorage() as storage:
         writers = all_writers(folder)
-        names = [f"group{index % 7}/metric{index}" for index in range(200)]
-        cost = _write_us(storage, writers, names)
+        metrics = {f"group{index % 7}/metric{index}": 1.0 for index in range(200)}
+        cost = _write_us(storage, writers, list(metrics))
+        start = time.process_time()
+        for _ in range(rounds):
+            for name, value in metrics.items():
+                storage.put_scalar(name, value)
+            storage.step()
+        middle = time.process_time()
+        for _ in range(rounds):
+            storage.put_scalars(**metrics)
+            storage.step()
+        end = time.process_time()
         for writer in writers:
             writer.close()
-    return {"names": 200, "write_ms": cost / 1e3}
+    ns_each = 1e9 / rounds / len(metrics)
+    return {
+        "names": 200,
+        "write_ms": cost / 1e3,
+        "put_ns": (middle - start) * ns_each,
+        "put_together_ns": (end - middle) * ns_each,
+    }
 
 
 def _write_us(
@@ -465,7 +481,7 @@ def main() -> None:
         ("evaluation", "an evaluation over a bare loop", lambda: measure_evaluation(60 // scale)),
         ("empty_step", "a step that does nothing", lambda: measure_empty_step(20000 // scale)),
         ("puts", "(b) put_scalar, and a write of 10 names", measure_puts),
-        ("wide_write", "one write of 200 names", measure_wide_write),
+        ("wide_write", "200 names: one write, and to put one", measure_wide_write),
         ("memory", "(c) memory of the storage", lambda: measure_memory(10**6)),
         ("conversions", "(d) tensors turned into numbers", measure_conversions),
         ("saving", "stall of the loop by a save", lambda: measure_saving(20 // scale)),

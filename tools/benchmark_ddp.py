@@ -1,9 +1,10 @@
 """What the engine costs on two gloo processes: the part of tools/benchmark.py with --ddp.
 
 Blocks of the engine's steps alternate with blocks of a bare DistributedDataParallel loop in the
-same two processes. Times are CPU time of rank 0, the one that writes, with all its threads. What
-gloo's threads take varies by a third from block to block, so `main` is the ratio with what the main
-thread alone takes more: there the engine's work is done, but for the receipt of a message a write.
+same two processes. Times are CPU time of rank 0, the one that writes. What gloo's threads take
+varies by a third from block to block. So `ratio` has the CPU time of a bare step with all its
+threads, and adds to it what the main thread takes more: there the engine's work is done, but for
+the receipt of a message a write. `all_threads` is the plain ratio.
 """
 
 import tempfile
@@ -21,6 +22,7 @@ from benchmark import (
     BLOCK,
     SIZES,
     Classifier,
+    Cpu,
     Interleave,
     Pairs,
     all_writers,
@@ -28,7 +30,6 @@ from benchmark import (
     make_parts,
     one_against_other,
     prepare_process,
-    ratio_with_interval,
     row_of_steps,
 )
 from fvcore.common.param_scheduler import CosineParamScheduler
@@ -125,12 +126,13 @@ def _measure_steps(blocks: int) -> list[dict[str, Any]]:
 
 
 def _row(size: str, name: str, pairs: Pairs) -> dict[str, Any]:
-    row = row_of_steps(size, name, pairs)
-    ratio, low, high = ratio_with_interval(
-        [(bare.all + one.main - bare.main, bare.all) for one, bare in pairs]
-    )
-    row["added_us"] = (ratio - 1) * row["bare_us"]
-    return row | {"main": ratio, "main_low": low, "main_high": high}
+    by_main_thread = [(Cpu(bare.all + one.main - bare.main, 0), bare) for one, bare in pairs]
+    plain = row_of_steps(size, name, pairs)
+    return row_of_steps(size, name, by_main_thread) | {
+        "all_threads": plain["ratio"],
+        "all_low": plain["low"],
+        "all_high": plain["high"],
+    }
 
 
 class CountMessages(hooks.HookBase):

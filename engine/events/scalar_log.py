@@ -9,7 +9,8 @@ import torch
 
 from engine.events.scalar import as_scalar, fetch
 
-MAX_ENTRIES = 4 * 10_000  # that wait for a reader; then `when_full` empties the log
+MAX_ENTRIES = 4 * 10_000  # that wait for a reader; then `when_full` empties the log, after a step
+MAX_IN_STEP = MAX_ENTRIES + 10_000  # or in the midst of one, which is slower
 MAX_KNOWN_TOGETHER = 100  # or code that puts new names in each step would fill the memory
 
 Name = str | tuple[str, int] | None
@@ -82,7 +83,7 @@ class ScalarLog:
             entries += name, value
         else:
             entries += (name, _checked_iteration(f"metric {name!r}", cur_iter)), value
-        if len(entries) > MAX_ENTRIES:
+        if len(entries) > MAX_IN_STEP:
             self.when_full()
         return value
 
@@ -97,7 +98,7 @@ class ScalarLog:
             pairs: list = [None] * (2 * len(names))
             pairs[::2], pairs[1::2] = names, scalars.values()
             self.entries += pairs
-            if len(self.entries) > MAX_ENTRIES:
+            if len(self.entries) > MAX_IN_STEP:
                 self.when_full()
             return
         for name, value in scalars.items():
@@ -117,7 +118,7 @@ class ScalarLog:
             if hints.get(name) is not True:
                 name = self.full_name(name, True)
             entries += name if is_current else (name, iteration), number
-        if len(entries) > MAX_ENTRIES:
+        if len(entries) > MAX_IN_STEP:
             self.when_full()
 
     def open_scope(self, prefix: str) -> None:

@@ -2,7 +2,13 @@ import pytest
 import torch
 
 from engine.events import scalar
-from engine.events.scalar_log import MAX_ENTRIES, MAX_KNOWN_TOGETHER, ScalarLog, find_iterations
+from engine.events.scalar_log import (
+    MAX_ENTRIES,
+    MAX_IN_STEP,
+    MAX_KNOWN_TOGETHER,
+    ScalarLog,
+    find_iterations,
+)
 
 
 def test_tensors_become_numbers(monkeypatch):
@@ -62,9 +68,20 @@ def test_ever_new_names_together_do_not_fill_the_memory():
 
 def test_a_log_in_which_scalars_are_put_together_is_emptied_when_it_is_full():
     log = ScalarLog(0, lambda: log.take())
-    for _ in range(MAX_ENTRIES):
+    for _ in range(MAX_IN_STEP):
         log.put_all({"a": 1.0, "b": 2.0}, True)
-        assert len(log.entries) <= MAX_ENTRIES + 4
+        assert len(log.entries) <= MAX_IN_STEP + 4
+
+
+def test_a_log_is_emptied_between_steps():
+    taken = []
+    log = ScalarLog(0, lambda: taken.append(log.take()[0]))
+    for at in range(MAX_ENTRIES):
+        log.go_to(at)
+        for name in "abc":
+            log.put(name, 1.0)
+    assert taken[1:] == [[None, "a", "b", "c"] * (len(taken[1]) // 4)] * (len(taken) - 1)
+    assert len(taken) == 7
 
 
 def test_the_iteration_goes_on_when_the_log_was_emptied():
