@@ -28,7 +28,7 @@ from engine.utils.claims import claim
 from engine.utils.disk import check_free_space, state_size
 from engine.utils.environment import (
     collect_env_info,
-    copy_untracked_files,
+    copy_code,
     environment_table,
     git_state,
     seed_all_rng,
@@ -292,7 +292,7 @@ def _write_down_start(cfg: Any, output_dir: str, is_evaluation: bool) -> None:
     _write(os.path.join(output_dir, "environment.txt"), collect_env_info())
     state = git_state()
     _write(os.path.join(folder, "changes.diff"), state.pop("diff", ""))
-    copy_untracked_files(folder)
+    copy_code(folder, whole=_get(cfg, "COPY_CODE", "copy_code", "changes") == "all")
     _write(os.path.join(folder, "git.json"), json.dumps(state, indent=2))
     logger.info("Command line and environment are in %s; config and code in %s", output_dir, folder)
 

@@ -100,6 +100,15 @@ def test_what_is_run_is_written_down(digits_cfg, tmp_path, log_text):
     assert "Using seed 0" in log_text()
 
 
+def test_all_code_is_kept_on_request(digits_cfg, tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "model.py").write_text("depth = 1")
+    monkeypatch.chdir(tmp_path / "project")
+    default_setup(digits_cfg("COPY_CODE", "all"), {})
+    (copy,) = (tmp_path / "run").glob("code_*/all/model.py")
+    assert copy.read_text() == "depth = 1"
+
+
 def test_each_start_adds_a_line_to_the_commands(digits_cfg, tmp_path):
     for _ in range(2):
         default_setup(digits_cfg(), {})

@@ -17,6 +17,8 @@ _C.VERSION = 2
 _C.TRAINER = ""
 # Folder for all that a run leaves: config, logs, metrics, checkpoints, results.
 _C.OUTPUT_DIR = "./output"
+# What is kept of the code in OUTPUT_DIR/code_<time>: "changes" since the last commit, or "all".
+_C.COPY_CODE = OneOf("changes", "all")
 # Seed of everything random; below 0 a new one is drawn for each run, and logged.
 _C.SEED = Within(-1)
 # Let cuDNN time its algorithms and choose: faster for inputs of one size, not repeatable.

@@ -3,6 +3,7 @@
 import datetime
 import logging
 from time import perf_counter
+from typing import Any
 
 from engine.hooks.base import HookBase, Priority
 
@@ -47,17 +48,27 @@ class IterationTimer(HookBase):
     def after_train(self) -> None:
         total = perf_counter() - self._start
         if self._timed_steps:
+            seconds = self._seconds_in_steps / self._timed_steps
+            samples = _samples_per_step(self.trainer)
             logger.info(
-                "Overall training speed: %d iterations in %s (%.4f s / it)",
+                "Overall training speed: %d iterations in %s (%.4f s / it)%s",
                 self._timed_steps,
                 _readable(self._seconds_in_steps),
-                self._seconds_in_steps / self._timed_steps,
+                seconds,
+                f", {samples / seconds:,.0f} samples / s" if samples else "",
             )
         logger.info(
             "Total training time: %s (%s on hooks)",
             _readable(total),
             _readable(total - self._seconds_in_steps),
         )
+
+
+def _samples_per_step(trainer: Any) -> int:
+    """On all ranks together; 0 where the loader does not say."""
+    inner = getattr(trainer, "_trainer", trainer)
+    loader = getattr(inner, "data_loader", None)
+    return getattr(loader, "total_batch_size", 0) * getattr(inner, "accumulate", 1)
 
 
 def _readable(seconds: float) -> str:

@@ -26,7 +26,7 @@ _VARIABLES = re.compile(
 
 _CODE = re.compile(r"\.(py|ya?ml|toml|cfg|ini|sh|ipynb|cu|cpp|h)$")
 _COPY = re.compile(r"(^|/)code_\d{8}_\d{6}/")  # of this function
-MOST_FILES = 500
+MOST_FILES = 2_000
 
 logger = logging.getLogger(__name__)
 
@@ -91,20 +91,38 @@ def git_state(folder: str | os.PathLike[str] = ".") -> dict[str, str]:
         return {"error": str(error)}
 
 
-def copy_untracked_files(target: str, folder: str | os.PathLike[str] = ".") -> None:
+def copy_code(target: str, folder: str | os.PathLike[str] = ".", *, whole: bool = False) -> None:
     """Copy the code around `folder` that git neither knows nor ignores, and that is in no diff, to
-    `target/untracked`."""
+    `target/untracked`; with `whole` all that git does not ignore, to `target/all`.
+
+    Outside of git only what is in `folder` can be copied, and only as a `whole`.
+    """
+    kinds = ["--cached", "--others"] if whole else ["--others"]
     try:
         root = _git(folder, "rev-parse", "--show-toplevel").stdout.strip()
-        listed = _git(root or folder, "ls-files", "--others", "--exclude-standard", "-z").stdout
+        listed = _git(root or folder, "ls-files", *kinds, "--exclude-standard", "-z").stdout
     except (OSError, subprocess.TimeoutExpired):
-        return
-    names = [name for name in listed.split("\0") if _CODE.search(name) and not _COPY.search(name)]
+        root = listed = ""
+    names = listed.split("\0")
+    if whole and not root:
+        names = _list_files(folder)
+    names = [name for name in names if _CODE.search(name) and not _COPY.search(name)]
+    if len(names) > MOST_FILES:
+        logger.warning("Of %d files of code the first %d are copied", len(names), MOST_FILES)
     for name in names[:MOST_FILES]:
-        copy = os.path.join(target, "untracked", name)
+        copy = os.path.join(target, "all" if whole else "untracked", name)
         with suppress(OSError):  # it may be gone by now
             os.makedirs(os.path.dirname(copy), exist_ok=True)
-            shutil.copyfile(os.path.join(root, name), copy)
+            shutil.copyfile(os.path.join(root or folder, name), copy)
+
+
+def _list_files(folder: str | os.PathLike[str]) -> list[str]:
+    """Those in the folder and below, but for what is hidden or installed there."""
+    names = []
+    for path, folders, files in os.walk(folder):
+        folders[:] = [one for one in folders if not one.startswith(".") and one != "site-packages"]
+        names += [os.path.relpath(os.path.join(path, name), folder) for name in files]
+    return names
 
 
 def _git(folder: str | os.PathLike[str], *command: str) -> subprocess.CompletedProcess[str]:

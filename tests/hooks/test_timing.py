@@ -1,5 +1,6 @@
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +65,15 @@ def test_the_speed_and_the_total_time_are_logged_in_the_words_that_scripts_look_
     speed = r"Overall training speed: 8 iterations in 0:00:\d\d \(\d\.\d{4} s / it\)"
     assert re.search(speed, log.text)
     assert re.search(r"Total training time: 0:00:\d\d \(0:00:\d\d on hooks\)", log.text)
+
+
+def test_the_speed_is_that_in_samples_too_where_the_loader_says_how_many(log):
+    trainer = Steps()
+    trainer.data_loader, trainer.accumulate = SimpleNamespace(total_batch_size=4), 2
+    train(trainer, IterationTimer(), 0, 10)
+    samples = re.search(r"s / it\), (\S+) samples / s", log.text)[1].replace(",", "")
+    seconds = trainer.storage.history("time").global_avg()
+    assert float(samples) * seconds == pytest.approx(8, rel=0.01)
 
 
 def test_a_run_shorter_than_the_warm_up_has_no_speed(log):

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.utils.environment import collect_env_info, git_state, seed_all_rng
+from engine.utils import environment
+from engine.utils.environment import collect_env_info, copy_code, git_state, seed_all_rng
 
 
 def test_the_report_names_versions_devices_and_variables(monkeypatch):
@@ -30,9 +31,9 @@ def test_the_report_names_versions_devices_and_variables(monkeypatch):
 
 
 def test_the_module_is_a_command():
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     output = subprocess.check_output(
-        [sys.executable, "-m", "engine.utils.environment"], env=environment, text=True
+        [sys.executable, "-m", "engine.utils.environment"], env=variables, text=True
     )
     assert torch.__version__ in output
 
@@ -106,3 +107,69 @@ def test_outside_a_repository_the_reason_is_told(tmp_path, monkeypatch):
 def test_without_git_the_reason_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "git" in git_state(tmp_path)["error"]
+
+
+def copied(folder):
+    """The files in a folder, with what they hold."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+@pytest.fixture
+def changed_code(repository, tmp_path):
+    """A repository with a changed file, new ones, and some that are not code or ignored."""
+    (tmp_path / ".gitignore").write_text("ignored.py\n")
+    repository("add", ".")
+    repository("commit", "-m", "first")
+    (tmp_path / "model.py").write_text("depth = 2\n")
+    for name in ("ignored.py", "weights.pth", "sub/new.py", "run/code_20260101_120000/old.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+def test_code_that_git_does_not_know_is_copied(changed_code, tmp_path_factory):
+    target = tmp_path_factory.mktemp("target")
+    copy_code(str(target), changed_code / "sub")
+    assert copied(target) == {"untracked/sub/new.py": "sub/new.py"}
+
+
+def test_all_code_is_copied_on_request_as_it_is(changed_code, tmp_path_factory):
+    target = tmp_path_factory.mktemp("target")
+    copy_code(str(target), changed_code / "sub", whole=True)
+    assert copied(target) == {"all/model.py": "depth = 2\n", "all/sub/new.py": "sub/new.py"}
+
+
+@pytest.mark.parametrize("has_git", [True, False])
+def test_without_a_repository_the_code_of_the_folder_is_copied_on_request(
+    has_git, tmp_path, tmp_path_factory, monkeypatch
+):
+    monkeypatch.delenv("GIT_DIR", raising=False)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    if not has_git:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    for name in (
+        "train.py",
+        "sub/model.py",
+        "image.png",
+        ".venv/lib.py",
+        "code_20260101_120000/a.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    target = tmp_path_factory.mktemp("target")
+    copy_code(str(target), tmp_path)
+    assert copied(target) == {}
+    copy_code(str(target), tmp_path, whole=True)
+    assert copied(target) == {"all/train.py": "train.py", "all/sub/model.py": "sub/model.py"}
+
+
+def test_more_code_than_is_copied_is_told(tmp_path, tmp_path_factory, monkeypatch, caplog):
+    monkeypatch.setattr(environment, "MOST_FILES", 2)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    for name in "abc":
+        (tmp_path / f"{name}.py").touch()
+    target = tmp_path_factory.mktemp("target")
+    copy_code(str(target), tmp_path, whole=True)
+    assert len(copied(target)) == 2
+    assert "Of 3 files of code the first 2 are copied" in caplog.text
