@@ -358,7 +358,7 @@ def measure_wide_write(rounds: int = 1000) -> dict[str, float]:
             storage.step()
         middle = time.process_time()
         for _ in range(rounds):
-            storage.put_scalars(**metrics)
+            storage.put_scalars(metrics)
             storage.step()
         end = time.process_time()
         for writer in writers:

@@ -52,7 +52,7 @@ class MoreMetrics(Classifier):
     def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
         storage = get_event_storage()
         if self.together:
-            storage.put_scalars(**self.more)
+            storage.put_scalars(self.more)
         else:
             for name, value in self.more.items():
                 storage.put_scalar(name, value)

@@ -2,7 +2,7 @@
 
 import struct
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -88,13 +88,13 @@ class ScalarLog:
         return value
 
     def put_all(
-        self, scalars: dict[str, float | torch.Tensor | np.number], smoothing_hint: bool
+        self, scalars: Mapping[str, float | torch.Tensor | np.number], smoothing_hint: bool
     ) -> None:
         """`put` each of them in the current iteration: in one go where all are floats whose names
         have been put together before."""
         names = tuple(scalars)
         is_known = not self.prefix and self.known_together.get(names) is smoothing_hint
-        if is_known and {*map(type, scalars.values())} == {float}:
+        if is_known and list(map(type, scalars.values())).count(float) == len(names):
             pairs: list = [None] * (2 * len(names))
             pairs[::2], pairs[1::2] = names, scalars.values()
             self.entries += pairs

@@ -1,7 +1,7 @@
 """EventStorage: the shared memory of a run. What is measured goes in, what is written comes out."""
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -79,17 +79,23 @@ class EventStorage:
 
     def put_scalars(
         self,
+        scalars: Mapping[str, float | torch.Tensor | np.number] | None = None,
+        /,
         *,
         smoothing_hint: bool = True,
         cur_iter: int | None = None,
         **kwargs: float | torch.Tensor | np.number,
     ) -> None:
-        """Record several scalars: `storage.put_scalars(loss=loss, accuracy=accuracy)`."""
-        if cur_iter in (None, self._log.iteration) and self.put_scalar == self._log.put:
-            self._log.put_all(kwargs, smoothing_hint)
-        else:  # also where `put_scalar` is another one
-            for name, value in kwargs.items():
-                self.put_scalar(name, value, smoothing_hint, cur_iter)
+        """Record several scalars: `storage.put_scalars(loss=loss, accuracy=accuracy)`.
+
+        Of many, `storage.put_scalars(metrics)` with a dict is the quickest.
+        """
+        for several in filter(None, (scalars, kwargs)):
+            if cur_iter in (None, self._log.iteration) and self.put_scalar == self._log.put:
+                self._log.put_all(several, smoothing_hint)
+            else:  # also where `put_scalar` is another one
+                for name, value in several.items():
+                    self.put_scalar(name, value, smoothing_hint, cur_iter)
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """`put_scalar`, in one call, for numbers as it returns them: the metrics of a step."""

@@ -347,6 +347,16 @@ def test_who_listens_hears_what_is_emitted_meanwhile():
     assert heard == [1, 2]
 
 
+def test_a_dict_of_scalars_is_put_as_keywords_are():
+    storage, metrics = EventStorage(), {"head/loss": 1.0, "acc": torch.tensor(0.5)}
+    for storage.iter in range(3):
+        storage.put_scalars(metrics, scalars=storage.iter)
+    storage.put_scalars({"acc": 0.25}, cur_iter=7)
+    storage.put_scalars({}, smoothing_hint=False)
+    assert storage.latest() == {"head/loss": (1.0, 2), "acc": (0.25, 7), "scalars": (2.0, 2)}
+    assert storage.history("head/loss").count == 3
+
+
 def test_a_put_scalar_of_a_subclass_or_patched_in_is_what_is_called(monkeypatch):
     class Doubling(EventStorage):
         def put_scalar(self, name, value, *args, **kwargs):
@@ -354,8 +364,8 @@ def test_a_put_scalar_of_a_subclass_or_patched_in_is_what_is_called(monkeypatch)
 
     storage = Doubling()
     storage.put_scalar("x", 1)
-    storage.put_scalars(y=2.0)
-    assert storage.latest() == {"x": (2.0, 0), "y": (4.0, 0)}
+    storage.put_scalars({"z": 3}, y=2.0)
+    assert storage.latest() == {"x": (2.0, 0), "z": (6.0, 0), "y": (4.0, 0)}
     monkeypatch.setattr(EventStorage, "put_scalar", lambda self, name, value: (name, value))
     assert EventStorage().put_scalar("x", 1) == ("x", 1)
 
