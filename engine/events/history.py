@@ -111,6 +111,9 @@ class HistoryBuffer:
     def count_since(self, iteration: int) -> int:
         """How many of the latest values came after `iteration`, going back until one did not."""
         self._catch_up()
+        return self._count_since(iteration)
+
+    def _count_since(self, iteration: int) -> int:
         count = 0
         for one in reversed(self._iterations):
             if one <= iteration:
@@ -162,7 +165,8 @@ class HistoryBuffer:
         is_short = iterations < len(at) and iterations <= self._max_length
         if is_short and at[-iterations - 1 :] == _counting_up(latest, iterations + 1):
             return self._values[-iterations:].tolist()
-        return self._last(self.count_since(latest - iterations))
+        count = self._count_since(latest - iterations)
+        return self._values[-min(count, self._max_length) :].tolist()
 
     def _last(self, window_size: int) -> list[float]:
         self._catch_up()

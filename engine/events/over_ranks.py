@@ -53,8 +53,8 @@ class OverRanks:
         self._places: dict[str, int] = {}  # of names, in layouts; -1: not sent
         self._sent: list[str] = []  # the names that have places
         self._told = 0  # of these, how many rank 0 knows
-        self._last_names: list[Name] | None = None
-        self._begins = np.zeros(0, np.intp)  # of iterations in these
+        self._last_names: list[Name] | None = None  # if the next ones may be of the same ages
+        self._begins = np.zeros(0, np.intp)  # where iterations begin in these
         self._last_ages = b""  # of these iterations
         self._chosen = np.zeros(0, np.intp)  # which of the last puts were sent, from their end
         self._mailbox = Mailbox()
@@ -116,7 +116,10 @@ class OverRanks:
             untold = {name: hints[name] for name in self._sent[self._told :]}
             news = News(socket.gethostname(), untold, layout)
             self._told = len(self._sent)
-            self._last_names, self._last_ages = names, self._ages(values, iteration)
+            # What was put for an iteration beside the name is of another age next time.
+            has_dates = any(isinstance(name, tuple) for name in names)
+            self._last_names = None if has_dates else names
+            self._last_ages = self._ages(values, iteration)
         return news, values[self._chosen].tobytes()
 
     def _ages(self, values: np.ndarray, iteration: int) -> bytes:
@@ -138,8 +141,15 @@ class OverRanks:
     def _let_old_go(self) -> None:
         metrics, iterations = find_iterations(self._names, self._values)
         recent = _find_recent(metrics, iterations, self.window)
-        self._names = [(name, iterations[at]) for at, name in recent]
-        self._values = array("d", [self._values[at] for at, _ in recent])
+        values, self._names, self._values = self._values, [], array("d")
+        begun: int | None = None
+        for at, name in recent:
+            if iterations[at] != begun:
+                begun = iterations[at]
+                self._names.append(None)
+                self._values.append(begun)
+            self._names.append(name)
+            self._values.append(values[at])
         self._notes = 0
         self._is_whole = False
 

@@ -9,13 +9,13 @@ import torch
 
 from engine.events.scalar import as_scalar, fetch
 
-MAX_ENTRIES = 4 * 10_000  # that wait for a reader; then `when_full` empties the log, after a step
-MAX_IN_STEP = MAX_ENTRIES + 10_000  # or in the midst of one, which is slower
+MAX_ENTRIES = 2 * 20_000  # names and values that wait for a reader: after the step, the log is full
+MAX_IN_STEP = MAX_ENTRIES + 10_000  # or in the midst of one: what is cut there is slower to read
 MAX_KNOWN_TOGETHER = 100  # or code that puts new names in each step would fill the memory
 
 Name = str | tuple[str, int] | None
-"""What a value is of: of a metric in the current iteration, or in the one beside the name; None of
-the iteration itself, which it is the number of, and which then begins."""
+"""What a value stands for: a metric in the current iteration; a metric in the iteration beside its
+name; or, after None, the number of an iteration that begins there."""
 
 
 class SmoothingHintError(ValueError, AssertionError):
@@ -50,6 +50,7 @@ class ScalarLog:
         self.known_together: dict[tuple[str, ...], bool] = {}  # names of `put_all`, and their hint
         self.prefix = ""  # of the name scopes that are open
         self.foreign: set[str] = set()  # names whose hint is that of a checkpoint or another rank
+        self.iteration = 0  # the current one
         self.go_to(iteration)
 
     @property
@@ -59,8 +60,11 @@ class ScalarLog:
 
     def go_to(self, iteration: int) -> None:
         """Have what is put from now on be of this iteration."""
-        self.iteration = _checked_iteration("storage.iter", iteration)
-        self.entries += None, self.iteration
+        iteration = _checked_iteration("storage.iter", iteration)
+        if self.entries and iteration == self.iteration:
+            return  # a step in which it is set twice would be no row of a table
+        self.iteration = iteration
+        self.entries += None, iteration
         if len(self.entries) > MAX_ENTRIES:
             self.when_full()
 
@@ -93,7 +97,7 @@ class ScalarLog:
         """`put` each of them in the current iteration: in one go where all are floats whose names
         have been put together before."""
         names = tuple(scalars)
-        is_known = not self.prefix and self.known_together.get(names) is smoothing_hint
+        is_known = not self.prefix and self.known_together.get(names, ...) is smoothing_hint
         if is_known and list(map(type, scalars.values())).count(float) == len(names):
             pairs: list = [None] * (2 * len(names))
             pairs[::2], pairs[1::2] = names, scalars.values()
@@ -104,21 +108,24 @@ class ScalarLog:
         for name, value in scalars.items():
             self.put(name, value, smoothing_hint)
         if not self.prefix:
-            if len(self.known_together) == MAX_KNOWN_TOGETHER:
+            if len(self.known_together) >= MAX_KNOWN_TOGETHER:
                 self.known_together.clear()
             self.known_together[names] = smoothing_hint
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """What `EventStorage.put_numbers` does."""
-        hints, entries = self.hints_as_put, self.entries
-        is_current = iteration == self.iteration
+        hints = self.hints_as_put
+        pairs: list = []
         for name, number in numbers.items():
             if type(number) is not float:
                 self.has_tensors = True
             if hints.get(name) is not True:
                 name = self.full_name(name, True)
-            entries += name if is_current else (name, iteration), number
-        if len(entries) > MAX_IN_STEP:
+            pairs += name, number
+        if iteration != self.iteration:
+            pairs[::2] = [(name, iteration) for name in pairs[::2]]
+        self.entries += pairs  # at once, as another thread may go to the next iteration
+        if len(self.entries) > MAX_IN_STEP:
             self.when_full()
 
     def open_scope(self, prefix: str) -> None:
@@ -145,6 +152,7 @@ class ScalarLog:
         if known is not bool(smoothing_hint):
             if name in self.foreign:  # the program may have been changed since
                 self.foreign.remove(name)
+                self.known_together.clear()  # which may have it with the other hint
                 self.hints[name] = bool(smoothing_hint)
                 return
             raise SmoothingHintError(
@@ -158,8 +166,8 @@ class ScalarLog:
         has_just_begun = entries[end - 2] is None  # an iteration
         end -= 2 * has_just_begun
         names, values = entries[:end:2], entries[1:end:2]
-        iteration = () if has_just_begun else (None, values[-1 - names[::-1].index(None)])
-        entries[:end] = iteration  # what another thread puts meanwhile stays
+        # What other threads put meanwhile stays, in the iteration that it was put in.
+        entries[:end] = () if has_just_begun else (None, values[-1 - names[::-1].index(None)])
         if self.has_tensors:
             self.has_tensors = False
             places = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]

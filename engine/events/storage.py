@@ -26,6 +26,8 @@ from engine.events.scalar_log import ScalarLog
 from engine.utils.suggest import hint_at
 from engine.utils.unique_names import unique_names
 
+MANY_TOGETHER = 10  # scalars; fewer are put quicker one by one
+
 
 class EventStorage:
     """Scalars with their recent history, images, histograms and ad-hoc state of one run.
@@ -90,9 +92,10 @@ class EventStorage:
 
         Of many, `storage.put_scalars(metrics)` with a dict is the quickest.
         """
-        for several in filter(None, (scalars, kwargs)):
-            if cur_iter in (None, self._log.iteration) and self.put_scalar == self._log.put:
-                self._log.put_all(several, smoothing_hint)
+        log, is_current = self._log, cur_iter in (None, self._log.iteration)
+        for several in (scalars, kwargs) if scalars else (kwargs,):
+            if len(several) >= MANY_TOGETHER and is_current and self.put_scalar == log.put:
+                log.put_all(several, smoothing_hint)
             else:  # also where `put_scalar` is another one
                 for name, value in several.items():
                     self.put_scalar(name, value, smoothing_hint, cur_iter)

@@ -107,7 +107,8 @@ def test_many_steps_are_all_counted_though_the_table_is_cut():
         assert found.readings(5, HINTS)["loss"] == (10.0 * (end - 3), end - 1, end)
         assert found.readings(5, HINTS)["acc"] == (10.0 * (end - 1) + 1, end - 1, end)
     assert found["loss"].count == end
-    assert found["loss"].values()[-1] == (10.0 * (end - 1), end - 1)
+    kept = range(end - histories.KEPT_VALUES, end)
+    assert found["loss"].values() == [(10.0 * at, at) for at in kept]
 
 
 def test_values_that_nobody_has_read_can_be_overwritten(steps):

@@ -233,6 +233,19 @@ def joined_lines(lines: list[dict[str, float]]) -> list[dict[str, float]]:
     return [by_iteration[at] for at in sorted(by_iteration)]
 
 
+class ReadsEachStep(HookBase):
+    def after_step(self) -> None:
+        self.trainer.storage.sync()
+
+
+class PutsForIteration3(HookBase):
+    """Now and then, as one that compares with a fixed baseline."""
+
+    def after_step(self) -> None:
+        if self.trainer.iter % 10 == 9:
+            self.trainer.storage.put_scalar("baseline", self.trainer.iter / 2, cur_iter=3)
+
+
 class BeforeTraining(HookBase):
     def before_train(self) -> None:
         self.trainer.storage.put_scalar("parameters", 10.0 + comm.get_rank(), smoothing_hint=False)
@@ -275,6 +288,7 @@ def work(rank: int, folder: Path) -> dict:
     second = PeriodicWriter([plain] if rank == 0 else [], 5, over_ranks=True)
     train("hooks of users", usual, 5, evaluation, second, late, period=5)
     seen["plain"], seen["random states"] = plain.records.get(4), late.saving.count
+    train("of another iteration", usual, 50, PutsForIteration3(), period=10)
     train("one rank", usual, 5, *([EvalHook(1, dict)] if rank == 1 else []), period=5)
     seen["refusal"] = seen.pop("error")
     train("uneven lengths", usual, 5 + rank, period=5)
@@ -282,7 +296,9 @@ def work(rank: int, folder: Path) -> dict:
     for seed in range(60):
         scenario = Scenario(seed)
         puts = scenario.puts(rank)
-        train(str(seed), lambda at, _, puts=puts: puts[at], scenario.steps, period=scenario.period)
+        reading = [ReadsEachStep()] if seed % 3 == 0 else []
+        numbers = lambda at, _, puts=puts: puts[at]  # noqa: E731
+        train(str(seed), numbers, scenario.steps, *reading, period=scenario.period)
     counting = CountCollectives()
     train("many", many, 20, counting, period=5)
     seen["collectives"] = counting.by_step
@@ -302,6 +318,12 @@ def test_a_metric_is_the_mean_over_ranks_smoothed_over_the_window(processes, cas
     assert len(lines) == {"usual": 3, "short periods": 15}[case]
     for line in lines:
         assert line["loss"] == pytest.approx(smoothed_mean(line["iteration"]))
+
+
+def test_what_is_put_for_another_iteration_is_written_there(processes):
+    lines = [line for line in processes[0]["of another iteration"] if "baseline" in line]
+    assert [line["iteration"] for line in lines] == [3] * 5
+    assert [line["baseline"] for line in lines] == [4.5, 7.0, 9.5, 12.0, 14.5]
 
 
 def test_a_time_is_that_of_the_slowest_rank(processes):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from engine.events import scalar
+from engine.events import scalar, scalar_log
 from engine.events.scalar_log import (
     MAX_ENTRIES,
     MAX_IN_STEP,
@@ -59,6 +59,68 @@ def test_names_that_are_put_together_keep_their_hints():
         log.put_all({"a": 1.0, "b": 2.0}, False)
 
 
+def test_names_that_are_put_together_with_no_hint_at_all_are_unsmoothed():
+    log = ScalarLog(0)
+    for _ in range(2):
+        log.put_all({"a": 1.0}, None)
+    assert log.hints == {"a": False}
+
+
+def test_names_known_in_a_scope_are_not_known_outside():
+    log = ScalarLog(0)
+    for prefix in ("scope/", "", "scope/"):
+        log.open_scope(prefix)
+        log.put_all({"a": 1.0}, True)
+    assert log.take()[0] == [None, "scope/a", "a", "scope/a"]
+    assert log.hints == {"scope/a": True, "a": True}
+
+
+def test_a_hint_that_replaces_that_of_a_checkpoint_counts_for_names_together_too():
+    log = ScalarLog(0)
+    log.take_hint("acc", True)
+    log.put_all({"acc": 1.0}, True)
+    log.put("acc", 2.0, smoothing_hint=False)
+    with pytest.raises(ValueError, match="metric 'acc' was put with smoothing_hint=False before"):
+        log.put_all({"acc": 3.0}, True)
+
+
+def test_the_metrics_of_a_step_stay_in_its_iteration_whatever_another_thread_does():
+    log = ScalarLog(5)
+
+    class Slow(dict):
+        def items(self):
+            yield "a", 1.0
+            log.go_to(6)  # as the main thread may
+            yield "b", 2.0
+
+    log.put_numbers(Slow(), 5)
+    names, values = log.take()
+    metrics, iterations = find_iterations(names, values)
+    assert dict(zip(metrics, iterations, strict=True)) == {None: 6, "a": 5, "b": 5}
+
+
+def test_what_another_thread_puts_while_the_log_is_emptied_stays(monkeypatch):
+    monkeypatch.setattr(scalar, "DEFERS_ALL", True)
+    log = ScalarLog(0)
+    log.put("loss", torch.tensor(1.0))
+
+    def fetch(tensors):
+        log.put("acc", 0.5)  # as another thread may, while a device is waited for
+        return [float(one) for one in tensors]
+
+    monkeypatch.setattr(scalar_log, "fetch", fetch)
+    assert log.take()[0] == [None, "loss"]
+    assert log.take()[0] == [None, "acc"]
+
+
+def test_an_iteration_that_is_set_twice_begins_once():
+    log = ScalarLog(0)
+    for at in (0, 1, 1):
+        log.go_to(at)
+        log.put("loss", 1.0)
+    assert log.take()[0] == [None, "loss", None, "loss", "loss"]
+
+
 def test_ever_new_names_together_do_not_fill_the_memory():
     log = ScalarLog(0, lambda: log.take())
     for number in range(3 * MAX_KNOWN_TOGETHER):
@@ -80,7 +142,7 @@ def test_a_log_is_emptied_between_steps():
         log.go_to(at)
         for name in "abc":
             log.put(name, 1.0)
-    assert taken[1:] == [[None, "a", "b", "c"] * (len(taken[1]) // 4)] * (len(taken) - 1)
+    assert taken == [[None, "a", "b", "c"] * (len(taken[0]) // 4)] * len(taken)
     assert len(taken) == 7
 
 

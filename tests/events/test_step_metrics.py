@@ -111,6 +111,6 @@ def test_tensors_of_steps_do_not_pile_up_where_nobody_reads():
     fetched: list[int] = []
     with EventStorage() as storage:
         storage.on_sync(lambda: fetched.append(iteration))
-        for iteration in range(5_000):
+        for iteration in range(7_000):
             put_step_metrics({"loss": torch.tensor(1.0)}, 0.125, iteration)
     assert fetched

@@ -9,10 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.events import (
-    EventStorage,
-    get_event_storage,
-)
+from engine.events import EventStorage, get_event_storage
+from engine.events import storage as storage_module
 
 IMAGE = torch.zeros(3, 4, 4)
 
@@ -347,7 +345,9 @@ def test_who_listens_hears_what_is_emitted_meanwhile():
     assert heard == [1, 2]
 
 
-def test_a_dict_of_scalars_is_put_as_keywords_are():
+@pytest.mark.parametrize("many", [1, 10])
+def test_a_dict_of_scalars_is_put_as_keywords_are(many, monkeypatch):
+    monkeypatch.setattr(storage_module, "MANY_TOGETHER", many)
     storage, metrics = EventStorage(), {"head/loss": 1.0, "acc": torch.tensor(0.5)}
     for storage.iter in range(3):
         storage.put_scalars(metrics, scalars=storage.iter)
@@ -358,6 +358,8 @@ def test_a_dict_of_scalars_is_put_as_keywords_are():
 
 
 def test_a_put_scalar_of_a_subclass_or_patched_in_is_what_is_called(monkeypatch):
+    monkeypatch.setattr(storage_module, "MANY_TOGETHER", 1)
+
     class Doubling(EventStorage):
         def put_scalar(self, name, value, *args, **kwargs):
             return super().put_scalar(name, 2 * value, *args, **kwargs)
@@ -366,6 +368,10 @@ def test_a_put_scalar_of_a_subclass_or_patched_in_is_what_is_called(monkeypatch)
     storage.put_scalar("x", 1)
     storage.put_scalars({"z": 3}, y=2.0)
     assert storage.latest() == {"x": (2.0, 0), "z": (6.0, 0), "y": (4.0, 0)}
+    storage, put = EventStorage(), []
+    storage.put_scalar = lambda *args: put.append(args)
+    storage.put_scalars(y=2.0)
+    assert put == [("y", 2.0, True, None)]
     monkeypatch.setattr(EventStorage, "put_scalar", lambda self, name, value: (name, value))
     assert EventStorage().put_scalar("x", 1) == ("x", 1)
 
@@ -389,7 +395,8 @@ def test_a_copy_of_a_storage_takes_values_of_its_own():
         lambda storage: storage.state_dict(),
     ],
 )
-def test_another_thread_may_read_while_values_are_put(read):
+@pytest.mark.parametrize("stride", [1, 2])
+def test_another_thread_may_read_while_values_are_put(read, stride):
     storage, names, is_over, errors = EventStorage(), [f"metric {n}" for n in range(20)], [], []
     storage.put_scalar("metric 3", 0.0)
 
@@ -402,10 +409,11 @@ def test_another_thread_may_read_while_values_are_put(read):
 
     reader = threading.Thread(target=read_on, daemon=True)
     reader.start()
-    for storage.iter in range(1, 2000):
+    for number in range(1, 2000):
+        storage.iter = number * stride
         for name in names:
             storage.put_scalar(name, 1.0)
-        if storage.iter % 20 == 0:
+        if number % 20 == 0:
             storage.latest_with_smoothing_hint()
     is_over.append(True)
     reader.join()
