@@ -40,7 +40,9 @@ def test_a_step_that_writes_nothing_turns_no_tensor_into_a_number(benchmark):
 @pytest.mark.usefixtures("log")
 def test_the_small_measurements_have_their_figures(benchmark):
     assert benchmark["measure_empty_step"](100).keys() == {"added_us"}
-    assert benchmark["measure_wide_write"]().keys() == {"names", "write_ms"}
+    wide = benchmark["measure_wide_write"]()
+    assert wide.keys() == {"names", "write_ms", "put_ns", "put_together_ns"}
+    assert wide["put_together_ns"] < wide["put_ns"]
     memory = benchmark["measure_memory"](1000)
     assert [row["steps"] for row in memory] == [100, 1000]
     assert memory[0].keys() == {"steps", "bytes", "bytes_per_scalar"}
