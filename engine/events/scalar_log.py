@@ -43,15 +43,14 @@ class ScalarLog:
 
     def __init__(self, iteration: int, when_full: Callable[[], None] = lambda: None) -> None:
         self.when_full = when_full
-        self.entries: list = []
+        self.iteration = _checked_iteration("storage.iter", iteration)  # the current one
+        self.entries: list = [None, self.iteration]
         self.has_tensors = False
         self.hints: dict[str, bool] = {}  # by name, the smoothing hint
         self.hints_as_put = self.hints  # by name as it is put: none where a name scope is open
         self.known_together: dict[tuple[str, ...], bool] = {}  # names of `put_all`, and their hint
         self.prefix = ""  # of the name scopes that are open
         self.foreign: set[str] = set()  # names whose hint is that of a checkpoint or another rank
-        self.iteration = 0  # the current one
-        self.go_to(iteration)
 
     @property
     def has_news(self) -> bool:
@@ -60,12 +59,12 @@ class ScalarLog:
 
     def go_to(self, iteration: int) -> None:
         """Have what is put from now on be of this iteration."""
-        iteration = _checked_iteration("storage.iter", iteration)
-        if self.entries and iteration == self.iteration:
+        if iteration == self.iteration:
             return  # a step in which it is set twice would be no row of a table
-        self.iteration = iteration
-        self.entries += None, iteration
-        if len(self.entries) > MAX_ENTRIES:
+        self.iteration = iteration = _checked_iteration("storage.iter", iteration)
+        entries = self.entries
+        entries += None, iteration
+        if len(entries) > MAX_ENTRIES:
             self.when_full()
 
     def put(

@@ -147,7 +147,8 @@ def test_a_resumed_storage_goes_on_as_if_it_had_never_stopped(before, after):
     for _ in range(2):
         assert loaded.iter == storage.iter
         assert loaded.latest() == storage.latest()
-        assert loaded.latest_with_smoothing_hint(7) == storage.latest_with_smoothing_hint(7)
+        smoothed = [one.latest_with_smoothing_hint(7) for one in (loaded, storage)]
+        assert repr(smoothed[0]) == repr(smoothed[1])  # between inf and -inf there is NaN
         assert loaded.smoothing_hints() == storage.smoothing_hints()
         for name in storage.histories():
             assert loaded.history(name).values() == storage.history(name).values()
