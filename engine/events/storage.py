@@ -178,8 +178,15 @@ class EventStorage:
         self, window_size: int | None = None
     ) -> dict[str, tuple[float, int]]:
         """As `latest`, but a median over the last `window_size` iterations where hinted so."""
-        readings = self._readings(window_size)
+        readings = self.readings(window_size)
         return {name: (value, iteration) for name, (value, iteration, _) in readings.items()}
+
+    def readings(self, window_size: int | None = None) -> dict[str, Reading]:
+        """As `latest_with_smoothing_hint`, with how many values there have been of each."""
+        self.sync()
+        with self._histories.lock:
+            window = window_size or self.smoothing_window
+            return dict(self._histories.readings(window, self._log.hints))
 
     @property
     def smoothing_window(self) -> int:
@@ -207,11 +214,13 @@ class EventStorage:
         """
         seen = self._cursor(reader)
         records: dict[int, dict[str, float]] = {}
-        readings = self._readings(window_size)
-        for name, (value, iteration, count) in readings.items():
+        last, record = None, dict[str, float]()
+        for name, (value, iteration, count) in self.readings(window_size).items():
             if seen.get(name) != count:
                 seen[name] = count
-                records.setdefault(iteration, {})[name] = value
+                if iteration != last:
+                    last, record = iteration, records.setdefault(iteration, {})
+                record[name] = value
         return dict(sorted(records.items()))
 
     def forget_written(self, iteration: int, readers: Iterable[object]) -> bool:
@@ -381,12 +390,6 @@ class EventStorage:
     @property
     def _histograms(self) -> list[dict]:
         return [summarize_histogram(*entry) for entry in self._samples.all()]
-
-    def _readings(self, window_size: int | None) -> dict[str, Reading]:
-        self.sync()
-        with self._histories.lock:
-            window = window_size or self.smoothing_window
-            return dict(self._histories.readings(window, self._log.hints))
 
     def _cursor(self, reader: object) -> dict[str, int]:
         try:

@@ -7,7 +7,7 @@ from shutil import disk_usage
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.events import EventStorage, JSONWriter, get_event_storage
@@ -141,6 +141,7 @@ def test_a_metric_called_iteration_does_not_take_the_place_of_the_iteration(path
 @given(
     st.lists(st.dictionaries(st.text(min_size=1), st.floats(), max_size=5), min_size=1, max_size=5)
 )
+@example([{"50%": 1.0, "%r": 2.0, '"': 3.0}])
 def test_every_line_is_json_that_gives_back_the_values(steps):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "metrics.json")

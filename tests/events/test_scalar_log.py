@@ -130,9 +130,16 @@ def test_ever_new_names_together_do_not_fill_the_memory():
 
 def test_a_log_in_which_scalars_are_put_together_is_emptied_when_it_is_full():
     log = ScalarLog(0, lambda: log.take())
-    for _ in range(MAX_IN_STEP):
-        log.put_all({"a": 1.0, "b": 2.0}, True)
-        assert len(log.entries) <= MAX_IN_STEP + 4
+    scalars = {f"metric{number}": 1.0 for number in range(100)}
+    for at in range(2 * MAX_ENTRIES // 100):
+        log.go_to(at)
+        log.put_all(scalars, True)
+        assert len(log.entries) + 100 * sum(isinstance(name, list) for name in log.entries) < (
+            MAX_ENTRIES + 300
+        )
+    for _ in range(2 * MAX_IN_STEP // 100):  # in one iteration
+        log.put_all(scalars, True)
+        assert 100 * sum(isinstance(name, list) for name in log.entries) < MAX_IN_STEP + 300
 
 
 def test_a_log_is_emptied_between_steps():

@@ -24,6 +24,7 @@ NAMES = st.text(st.characters(codec="utf-8"), max_size=300)
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(NAMES, st.floats(), max_size=20), st.floats(0, 1e10), st.integers(-1, 2**62))
 @example({"loss": 1e300, "gain": -1e300}, 0.0, 0)  # beyond what 32 bits hold
+@example({"50%": 1.0, "%b" + 27 * "x": 2.0, "%": 3.0}, 0.0, 0)  # a length of 37 is a "%" too
 def test_protobuf_reads_what_was_put_in(scalars, wall_time, step):
     event = Event.FromString(encode_event(wall_time, step, encode_scalars(scalars)))
     assert (event.wall_time, event.step) == (wall_time, step)
