@@ -1,9 +1,8 @@
 """What the engine costs on two gloo processes: the part of tools/benchmark.py with --ddp.
 
 Blocks of the engine's steps alternate with blocks of a bare DistributedDataParallel loop in the
-same two processes. Times are CPU time of rank 0, the one that writes, with all its threads. What
-gloo's threads take varies by a third from block to block, so `main` is the ratio with what the main
-thread alone takes more: it does not see what gloo's threads do for the engine's messages and flags.
+same two processes. Times are of rank 0, the one that writes: `ratio` by CPU time, without that of
+the threads that gloo polls the network with; `wall` by wall time, most of which is waiting.
 """
 
 import tempfile
@@ -21,14 +20,13 @@ from benchmark import (
     BLOCK,
     SIZES,
     Classifier,
-    Cpu,
     Interleave,
     Pairs,
     all_writers,
-    blocks_for,
     make_parts,
     one_against_other,
     prepare_process,
+    ratio_with_interval,
     row_of_steps,
 )
 from fvcore.common.param_scheduler import CosineParamScheduler
@@ -112,7 +110,7 @@ def _measure_steps(blocks: int) -> list[dict[str, Any]]:
     prepare_process()
     rows = []
     for size in SIZES:
-        count = blocks_for(size, blocks)
+        count = blocks // {"small": 1, "medium": 2, "large": 5}[size]
         measured = {
             "5 metrics": engine_against_bare(size, count, 5),
             "100 metrics": engine_against_bare(size, count, 100),
@@ -125,14 +123,10 @@ def _measure_steps(blocks: int) -> list[dict[str, Any]]:
 
 
 def _row(size: str, name: str, pairs: Pairs) -> dict[str, Any]:
-    by_main_thread = [(Cpu(bare.all + one.main - bare.main, 0), bare) for one, bare in pairs]
-    main = row_of_steps(size, name, by_main_thread)
-    return row_of_steps(size, name, pairs) | {
-        "main": main["ratio"],
-        "main_low": main["low"],
-        "main_high": main["high"],
-        "main_us": main["added_us"],
-    }
+    wall, low, high = ratio_with_interval([(one.wall, bare.wall) for one, bare in pairs])
+    wall_us = sum(bare.wall for _, bare in pairs) / len(pairs) / BLOCK * 1e6
+    by_wall = {"wall": wall, "wall_low": low, "wall_high": high, "bare_wall_us": wall_us}
+    return row_of_steps(size, name, pairs) | by_wall
 
 
 class CountMessages(hooks.HookBase):
@@ -187,7 +181,7 @@ class TimeJoins(hooks.HookBase):
         storage, self.seconds = self.trainer.storage, list[tuple[float, float]]()
         join = storage.join_ranks
 
-        def timed(then: Callable[[], None], later: bool) -> None:
+        def timed(then: Callable[[], None] = lambda: None, later: bool = False) -> None:
             storage.sync()
             comm.synchronize()
             start = time.process_time(), time.perf_counter()
