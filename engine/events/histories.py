@@ -12,7 +12,6 @@ from engine.events.scalar_log import Name, find_iterations
 from engine.events.table import MAX_ROWS, Table, find_cycle
 
 KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
-MANY_NAMES = 16  # fewer are read quicker one by one
 
 Reading = tuple[float, int, int]
 """The value to show, its iteration, and how many there have been."""
@@ -80,8 +79,7 @@ class Histories(Mapping[str, HistoryBuffer]):
         table, shown, shown_before = self._table, self._shown, len(self._shown)
         if new := table.rows - self._shown_rows:
             self._shown_rows = table.rows
-            is_quicker = len(table.names) >= MANY_NAMES and shown.keys() >= table.places.keys()
-            read = table.read(window) if is_quicker else None
+            read = table.read(window) if shown.keys() >= table.places.keys() else None
             if read is None:
                 self._unshown.update(dict.fromkeys(table.names))
             else:

@@ -76,7 +76,7 @@ class HistoryBuffer:
 
     def median(self, window_size: int) -> float:
         """The median of the last `window_size` values; NaN if one of them is."""
-        return _median(self._last(window_size))
+        return median(self._last(window_size))
 
     def avg(self, window_size: int) -> float:
         """The mean of the last `window_size` values."""
@@ -100,7 +100,7 @@ class HistoryBuffer:
         Over 0 it is the latest value. It does not `catch_up`: a storage asks all its histories.
         """
         values = self._values
-        value = _median(self._window(iterations)) if iterations > 0 else values[-1]
+        value = median(self._window(iterations)) if iterations > 0 else values[-1]
         return value, self._iterations[-1], self._evicted + len(values)
 
     def values(self) -> list[tuple[float, int]]:
@@ -198,7 +198,8 @@ def _counting_up(last: int, count: int) -> "array[int]":
     return array("q", range(last - count + 1, last + 1))
 
 
-def _median(values: list[float]) -> float:
+def median(values: list[float]) -> float:
+    """The median; NaN if a value is, or there is none."""
     if not values:
         return math.nan
     ordered = sorted(values)

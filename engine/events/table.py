@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.events.history import Column
+from engine.events.history import Column, median
 from engine.events.scalar_log import Name
 
 MAX_ROWS = 2_000
 KEPT_ROWS = 100  # of a table that has more than these
+MANY_NAMES = 16  # fewer are read quicker one by one
 
 
 class Table:
@@ -78,6 +79,8 @@ class Table:
         iteration. None if there are not as many rows of successive iterations, and one before."""
         if not 0 < window < self.rows:
             return None
+        if len(self.names) < MANY_NAMES:
+            return self._read_one_by_one(window)
         # Of a copy, as an array that is looked at from anywhere cannot grow.
         cells = np.frombuffer(self._cells[-(window + 1) * self.width :]).reshape(-1, self.width)
         iterations = cells[:, 0]
@@ -91,12 +94,20 @@ class Table:
         medians = np.where(np.isnan(ordered[-1]), math.nan, medians)
         return medians.tolist(), cells[-1, 1:].tolist(), int(iterations[-1])
 
+    def _read_one_by_one(self, window: int) -> tuple[list[float], list[float], int] | None:
+        width, start = self.width, (self.rows - window) * self.width
+        dates, latest = self._cells[start - width :: width].tolist(), self._cells[-width:].tolist()
+        last = int(latest[0])
+        if dates != list(range(last - window, last + 1)):
+            return None
+        columns = [self._cells[start + place :: width].tolist() for place in range(1, width)]
+        return [median(column) for column in columns], latest[1:], last
+
     def _dates(self, start: int) -> "array[int]":
         """The iterations of the rows from `start` on. Most columns are taken from the same one."""
         known, iterations = self._iterations
         if known != start or len(iterations) != self.rows - start:
-            cells = np.frombuffer(self._cells)[start * self.width :: self.width]
-            iterations = array("q", cells.astype(np.int64).tobytes())
+            iterations = array("q", map(int, self._cells[start * self.width :: self.width]))
             self._iterations = start, iterations
         return iterations
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.events import histories
+from engine.events import histories, table
 from engine.events.histories import Histories
 from engine.events.history import Column, HistoryBuffer
 from engine.events.scalar_log import ScalarLog
@@ -49,7 +49,7 @@ def add_steps(found: Histories, names: list[str], start: int, rows: int) -> None
 @pytest.fixture(autouse=True, params=[0, 10**9], ids=["read off the table", "one by one"])
 def many_names(request, monkeypatch):
     """However many names there are, what is seen is the same."""
-    monkeypatch.setattr(histories, "MANY_NAMES", request.param)
+    monkeypatch.setattr(table, "MANY_NAMES", request.param)
 
 
 @pytest.fixture
