@@ -152,8 +152,6 @@ class TrainerBase:
         self._handled_error = None  # it would keep all that its frames hold
         self._iter_is_ahead = self._iter_is_ahead or self.iter >= self.max_iter
         self._link_inner(None)
-        if self.failed:
-            self.storage.finish_joining(alone=True)  # other ranks may never have sent theirs
         self.storage.iter = self.iter
         self._hook_list.finish()
 

@@ -181,13 +181,12 @@ class TimeJoins(hooks.HookBase):
         storage, self.seconds = self.trainer.storage, list[tuple[float, float]]()
         join = storage.join_ranks
 
-        def timed(then: Callable[[], None] = lambda: None, later: bool = False) -> None:
+        def timed() -> None:
             storage.sync()
             comm.synchronize()
             start = time.process_time(), time.perf_counter()
             join()
             self.seconds.append((time.process_time() - start[0], time.perf_counter() - start[1]))
-            then()
 
         storage.join_ranks = timed  # type: ignore[method-assign]
 

@@ -41,8 +41,7 @@ class OverRanks:
     iterations up to the latest value of a name, which is what readings look at. Names that begin
     with `rank_` stay each rank's own, as does `eta_seconds`, which only rank 0 tells.
 
-    Each rank sends rank 0 one message, however many metrics there are, and goes on. So does rank 0,
-    until it is asked for the joint values: messages take their time to arrive.
+    Each rank sends rank 0 one message, however many metrics there are, and goes on.
     """
 
     def __init__(self, window: int) -> None:
@@ -58,7 +57,6 @@ class OverRanks:
         self._begins: list[int] = []  # where iterations begin in these
         self._last_ages: list[float] = []  # of these iterations
         self._chosen = np.zeros(0, np.intp)  # which of the last puts were sent, from their end
-        self._last: tuple[Message, int, bool]  # what was sent, in which iteration, and if whole
         self._mailbox = Mailbox()
         self._all_ranks = AllRanks(window)  # used on rank 0
 
@@ -81,27 +79,24 @@ class OverRanks:
         if self._notes >= MANY_NOTES:
             self._let_old_go()
 
-    def send(self, hints: Mapping[str, bool], iteration: int) -> None:
-        """Send rank 0 what was put since the last call. All ranks call it in the same iteration."""
-        message = self._message(hints, iteration)
-        self._mailbox.post(pickle.dumps(message) if comm.get_rank() else b"")
-        self._last = message, iteration, self._is_whole
-        self._is_whole = True
-
     def join(
-        self, overwrite: Callable[[np.ndarray, np.ndarray], bool]
+        self,
+        hints: Mapping[str, bool],
+        iteration: int,
+        overwrite: Callable[[np.ndarray, np.ndarray], bool],
     ) -> list[tuple[str, int, Column]]:
-        """What the ranks have sent last: on rank 0, where it is written, names with what takes the
-        place of the last so many values there.
+        """What the ranks have put since the last call: on rank 0, where it is written, names with
+        what takes the place of the last so many values there.
 
         Where each value of rank 0's own has one that takes its place, `overwrite` is called first,
         with the places in what was noted, counted from its end, and the values; if it returns True,
-        that was all.
+        that was all. All ranks call it in the same iteration.
         """
-        others = self._mailbox.collect()
+        is_whole, self._is_whole = self._is_whole, True
+        message = self._message(hints, iteration)
+        others = self._mailbox.collect(pickle.dumps(message) if comm.get_rank() else b"")
         if comm.get_rank():
             return []
-        message, iteration, is_whole = self._last
         messages = [message, *map(pickle.loads, others)]
         can_overwrite = is_whole and len(self._chosen) > 0
         in_order = partial(overwrite, self._chosen) if can_overwrite else _refuse

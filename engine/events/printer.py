@@ -49,7 +49,8 @@ class CommonMetricPrinter(EventWriter):
         recent_names = self._recent_names(storage, values)
         losses = [name for name in recent_names if "loss" in name]
         of_step = [name for name in losses if "/" not in name]  # not of an evaluation
-        if len(of_step) == 2 and "total_loss" in of_step and len({values[n] for n in of_step}) == 1:
+        is_same = len({values[name][:2] for name in of_step}) == 1
+        if len(of_step) == 2 and "total_loss" in of_step and is_same:
             of_step.remove("total_loss")
             losses.remove(of_step[0])  # the only loss is the sum of all
         metrics = [name for name in recent_names if "loss" not in name]

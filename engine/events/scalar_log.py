@@ -2,8 +2,7 @@
 
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -135,23 +134,6 @@ class ScalarLog:
         """Put `prefix` before the names from now on; "" ends that."""
         self.prefix = prefix
         self.hints_as_put = {} if prefix else self.hints
-
-    @contextmanager
-    def going_back(self, iteration: int) -> Iterator[None]:
-        """Have all be as it was in the iteration in which the log was emptied last."""
-        entries, end, prefix = self.entries, len(self.entries), self.prefix
-        later = entries[2:end], self.together, self.has_tensors, self.iteration
-        del entries[2:end]
-        self.together, self.has_tensors, self.iteration = 0, False, iteration
-        self.open_scope("")
-        try:
-            yield
-        finally:
-            waiting, together, has_tensors, self.iteration = later
-            entries += waiting
-            self.together += together
-            self.has_tensors |= has_tensors
-            self.open_scope(prefix)
 
     def full_name(self, name: str, smoothing_hint: bool) -> str:
         """The name with its prefix, where the hint fits it."""

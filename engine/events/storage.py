@@ -61,8 +61,6 @@ class EventStorage:
         self._cursors: WeakKeyDictionary[object, dict[str, int]] = WeakKeyDictionary()
         self._saved_cursors: dict[str, dict[str, int]] = {}
         self._over_ranks: OverRanks | None = None
-        # Since when ranks are to be joined, and what is done then.
-        self._unfinished: tuple[int, Callable[[], None]] | None = None
 
     # --- what models and hooks put in -------------------------------------------------------
 
@@ -264,7 +262,6 @@ class EventStorage:
 
     def sync(self) -> None:
         """Sort what was put into the histories; tensors become numbers in one transfer a device."""
-        self.finish_joining()
         if not (self._log.has_news or self._sync_callbacks):
             return
         with self._histories.lock:
@@ -291,41 +288,21 @@ class EventStorage:
             self._over_ranks.finish()
             self._over_ranks = None
 
-    def join_ranks(self, then: Callable[[], None] = lambda: None, *, later: bool = False) -> None:
+    def join_ranks(self) -> None:
         """Have rank 0's scalars since the last call be those of all ranks, as `OverRanks` says.
 
         Other ranks keep theirs. All call it in the same iteration; where joining was not started,
-        as with a single process, it only calls `then`. With `later` nobody waits for messages: it
-        is done in `finish_joining`, and before anything is read, with the storage as it is now.
+        as with a single process, it does nothing.
         """
         if self._over_ranks is None:
-            return then()
-        self.sync()
-        self._over_ranks.send(self._log.hints, self._log.iteration)
-        self._unfinished = self._log.iteration, then
-        if not later:
-            self.finish_joining()
-
-    def finish_joining(self, alone: bool = False) -> None:
-        """Do what `join_ranks` has left for later, if that has not been done.
-
-        With `alone` no message is waited for, as where a run has failed, and joining has ended.
-        """
-        if alone:
-            self._over_ranks = None
-        if self._unfinished is None:
             return
-        with self._histories.lock:
-            if self._unfinished is None:  # another thread was quicker
-                return
-            (iteration, then), self._unfinished = self._unfinished, None
-            with self._log.going_back(iteration):
-                self._take_joint_values()
-                open_storage(self)  # whoever it is that reads
-                try:
-                    then()
-                finally:
-                    close_storage(self)
+        self.sync()
+        joint = self._over_ranks.join(
+            self._log.hints, self._log.iteration, self._histories.overwrite_last
+        )
+        for name, replaced, column in joint:
+            self._log.take_hint(name, self._over_ranks.hints[name])
+            self._histories.replace_last(name, replaced, column)
 
     def on_sync(self, callback: Callable[[], None]) -> None:
         """Call back at each `sync`, when devices are waited for anyway."""
@@ -414,13 +391,6 @@ class EventStorage:
     def _histograms(self) -> list[dict]:
         return [summarize_histogram(*entry) for entry in self._samples.all()]
 
-    def _take_joint_values(self) -> None:
-        if self._over_ranks is None:
-            return
-        for name, replaced, column in self._over_ranks.join(self._histories.overwrite_last):
-            self._log.take_hint(name, self._over_ranks.hints[name])
-            self._histories.replace_last(name, replaced, column)
-
     def _cursor(self, reader: object) -> dict[str, int]:
         try:
             return self._cursors[reader]
@@ -439,7 +409,7 @@ def _weak_sync(storage: EventStorage) -> Callable[[], None]:
     reference = weakref.ref(storage)
 
     def sync() -> None:
-        if (owner := reference()) is not None and (owner._log.has_news or owner._unfinished):
+        if (owner := reference()) is not None and owner._log.has_news:
             owner.sync()
 
     return sync

@@ -19,8 +19,7 @@ class PeriodicWriter(HookBase):
     the run is to be continued, and are closed, each of them, whatever fails.
 
     With `over_ranks` what is written are means over all ranks, of times the largest. Each rank must
-    have this hook then; those other than 0 without writers. So that rank 0 does not wait for what
-    the others send, it is written one step later, as it was; at once where anyone reads metrics.
+    have this hook then; those other than 0 without writers.
     """
 
     priority = Priority.VERY_LOW  # after all that puts something into the storage
@@ -63,16 +62,14 @@ class PeriodicWriter(HookBase):
         self._was_evaluated = True
 
     def after_step(self) -> None:
-        trainer, storage = self.trainer, self.trainer.storage
-        if self.is_joint:
-            storage.finish_joining()
+        trainer = self.trainer
         is_last = trainer.iter == trainer.max_iter - 1
         if is_due(self._period, trainer) or is_last or self._was_evaluated:
-            later, self._was_evaluated = not (is_last or self._was_evaluated), False
+            self._was_evaluated = False
             if self.is_joint:
-                storage.join_ranks(self._write, later=later)
-            else:
-                self._write()
+                trainer.storage.join_ranks()
+            self._call_all("write")
+            trainer.storage.drop_read_media()
 
     def after_train(self) -> None:
         trainer = self.trainer
@@ -92,7 +89,6 @@ class PeriodicWriter(HookBase):
         results in the line of its first step. Scalars that wait are in the storage's state; images
         and histograms are not, and are written now."""
         if storage := getattr(self.trainer, "storage", None):
-            storage.finish_joining()
             with storage:
                 self._call_all("write_media")
         return {
@@ -103,10 +99,6 @@ class PeriodicWriter(HookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._states = state_dict
-
-    def _write(self) -> None:
-        self._call_all("write")
-        self.trainer.storage.drop_read_media()
 
     def _take_back(self) -> list[EventWriter]:
         """Take back what was written after the checkpoint. Returns writers that had to be rewound,

@@ -160,6 +160,15 @@ def test_the_only_loss_of_a_step_is_shown_as_their_sum(printed):
     assert printed() == [{"iter": "0", "total_loss": "1.5", "test/loss": "0.5"}]
 
 
+def test_the_only_loss_is_shown_as_their_sum_though_it_was_another_one_before(printed):
+    with EventStorage() as storage:
+        for storage.iter in range(4):
+            storage.put_scalars(total_loss=storage.iter)
+            storage.put_scalar("loss_a" if storage.iter < 2 else "loss_b", storage.iter)
+        CommonMetricPrinter(window_size=2).write()
+    assert printed() == [{"iter": "3", "total_loss": "2.5"}]
+
+
 def test_other_names_are_not_shown(printed):
     with EventStorage() as storage:
         storage.put_scalars(acc=1.0, grad_norm=2.0)
