@@ -11,7 +11,7 @@ from engine.config.instantiate import instantiate
 from engine.config.node import CfgNode
 from engine.config.reads import track_reads, unread_keys
 from engine.config.template import config_template
-from engine.config.value_types import Length, OneOf, Within
+from engine.config.value_types import Given, Length, OneOf, Within
 
 if TYPE_CHECKING:
     from engine.config.lazy import LazyCall, LazyConfig
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CfgNode",
     "ConfigError",
+    "Given",
     "LazyCall",
     "LazyConfig",
     "Length",

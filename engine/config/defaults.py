@@ -4,7 +4,7 @@
 """
 
 from engine.config.node import CfgNode
-from engine.config.value_types import Length, OneOf, Within
+from engine.config.value_types import Given, Length, OneOf, Within
 from engine.utils.periods import Period
 
 CN = CfgNode
@@ -16,13 +16,13 @@ _C.VERSION = 2
 # Class of the trainer, "package.module:Class"; "" is engine's DefaultTrainer.
 _C.TRAINER = ""
 # Folder for all that a run leaves: config, logs, metrics, checkpoints, results.
-_C.OUTPUT_DIR = "./output"
+_C.OUTPUT_DIR = Given("./output")
 # What is kept of the code in OUTPUT_DIR/code_<time>: "changes" since the last commit, or "all".
 _C.COPY_CODE = OneOf("changes", "all")
 # Seed of everything random; below 0 a new one is drawn for each run, and logged.
 _C.SEED = Within(-1)
 # Let cuDNN time its algorithms and choose: faster for inputs of one size, not repeatable.
-_C.CUDNN_BENCHMARK = False
+_C.CUDNN_BENCHMARK = Given(False)
 # Precision of float32 matrix products: "highest", "high" or "medium"; "" leaves torch's choice.
 _C.FLOAT32_PRECISION = OneOf("", "highest", "high", "medium")
 # CPU threads for each process; 0 leaves torch's choice.
@@ -112,11 +112,11 @@ _C.SOLVER.NONFINITE = OneOf("raise", "skip", "ignore")
 # The optimizer: NAME, and any of its arguments in lower case: {NAME: AdamW, betas: [0.9, 0.95]}.
 _C.SOLVER.OPTIMIZER = CN(new_allowed=True)
 # Any class of torch.optim.
-_C.SOLVER.OPTIMIZER.NAME = "SGD"
+_C.SOLVER.OPTIMIZER.NAME = Given("SGD")
 # Learning rate at the schedule's full height.
 _C.SOLVER.BASE_LR = Within(0.001, low=0)
 # Momentum of SGD; other optimizers take theirs from OPTIMIZER.
-_C.SOLVER.MOMENTUM = 0.9
+_C.SOLVER.MOMENTUM = Given(0.9)
 # Nesterov momentum for SGD.
 _C.SOLVER.NESTEROV = False
 # Weight decay of all parameters that no key below and no rule treats otherwise.

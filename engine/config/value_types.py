@@ -36,15 +36,23 @@ class Within:
     high: float = math.inf
 
 
+@dataclass(frozen=True)
+class Given:
+    """Marks a default that something must stand for: `Given("./output")` accepts text, not None."""
+
+    spec: Any
+
+
 NAMES = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
-MARKS = (Period, Length, OneOf, Within)  # each has the default itself as its `spec`
+MARKS = (Period, Length, OneOf, Within, Given)  # each has the default itself as its `spec`
 
 
 def fit(value: Any, default: Any) -> Any:
     """`value` as the type of `default`, or a TypeError that says what was expected.
 
-    A default of None accepts any plain value, and None is accepted everywhere. An int is a float,
-    a list a tuple; text is read as the value it spells ("1e-3", "(1, 2)") where no text belongs.
+    A default of None accepts any plain value, and None is accepted but where a mark says more. An
+    int is a float, a list a tuple; text is read as the value it spells ("1e-3", "(1, 2)") where no
+    text belongs.
     """
     if isinstance(default, Period):
         return _fit_period(value)
@@ -54,6 +62,10 @@ def fit(value: Any, default: Any) -> Any:
         return _fit_one(value, default)
     if isinstance(default, Within):
         return _fit_bounds(fit(value, default.spec), default)
+    if isinstance(default, Given):
+        if (found := fit(value, default.spec)) is None:
+            raise TypeError(f"expected {_describe(default.spec)}")
+        return found
     if isinstance(value, str) and default is not None and not isinstance(default, str):
         value = parse_value(value)
     if not is_plain(value) and not isinstance(value, dict):
@@ -69,7 +81,7 @@ def fit(value: Any, default: Any) -> Any:
 
 def read_text(text: str, default: Any) -> Any:
     """What text typed on a command line means for a key with this default."""
-    default = default.spec if isinstance(default, OneOf) else default
+    default = default.spec if isinstance(default, OneOf | Given) else default
     if not isinstance(default, str):
         return parse_value(text)
     value = parse_literal(text)  # 'None' and quoted text; anything else is text as it stands

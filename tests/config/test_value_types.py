@@ -1,6 +1,6 @@
 import pytest
 
-from engine.config.value_types import Length, OneOf, Within, fit, read_text
+from engine.config.value_types import Given, Length, OneOf, Within, fit, read_text
 from engine.utils.periods import Period
 
 
@@ -25,6 +25,9 @@ from engine.utils.periods import Period
         ("skip", OneOf("raise", "skip"), "skip"),
         ("4", Within(1, low=1), 4),
         (1, Within(0.9, low=0, high=1), 1.0),
+        (1, Given(0.9), 1.0),
+        ("false", Given(True), False),
+        ("null", Given("./output"), "null"),
     ],
 )
 def test_a_value_takes_the_type_of_the_default(value, default, fitted):
@@ -56,6 +59,9 @@ def test_a_value_takes_the_type_of_the_default(value, default, fitted):
         (None, OneOf("raise", "skip"), "one of"),
         (0, Within(1, low=1), "1 or more$"),
         (None, Within(-1, low=-1), "-1 or more$"),
+        (None, Given("SGD"), "text, such as 'SGD'$"),
+        (5, Given("SGD"), "text, such as 'SGD'$"),
+        (None, Given(False), "true or false, such as False$"),
         (1.5, Within(1, low=1), "a whole number"),
         (1.1, Within(0.9, low=0, high=1), "0 or more, at most 1"),
         (float("nan"), Within(0.9, low=0, high=1), "0 or more, at most 1"),
@@ -73,6 +79,7 @@ def test_any_other_type_is_refused_with_what_was_expected(value, default, expect
         ("[a]", "name", "[a]"),
         ("'two words'", "name", "two words"),
         ("None", "name", None),
+        ("1e-3", Given("name"), "1e-3"),
         ("123", 1, 123),
         ("true", False, True),
     ],
