@@ -110,7 +110,7 @@ def _measure_steps(blocks: int) -> list[dict[str, Any]]:
     prepare_process()
     rows = []
     for size in SIZES:
-        count = blocks // {"small": 1, "medium": 2, "large": 5}[size]
+        count = max(blocks // {"small": 1, "medium": 2, "large": 5}[size], 20)  # the first warm up
         measured = {
             "5 metrics": engine_against_bare(size, count, 5),
             "100 metrics": engine_against_bare(size, count, 100),

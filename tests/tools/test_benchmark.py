@@ -65,3 +65,14 @@ def test_all_figures_are_written_as_json(start_tool, tmp_path):
     for row in figures["steps"]:
         assert row.keys() >= {"step", "compared", "ratio", "low", "high", "bare_us", "added_us"}
     assert [row["stored"] for row in figures["puts"]] == [10**4, 10**5, 10**6]
+
+
+@pytest.mark.slow
+def test_the_figures_of_two_processes_are_written_as_json(start_tool, tmp_path):
+    done = start_tool("benchmark.py", "--ddp", "--quick", "--json", tmp_path / "figures.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert [row["metrics"] for row in figures["ddp_messages"]] == [5, 100]
+    for row in figures["ddp_steps"]:
+        assert row["low"] <= row["ratio"] <= row["high"]
+        assert row["wall_low"] <= row["wall"] <= row["wall_high"]
