@@ -1,3 +1,4 @@
+import weakref
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,19 @@ from torch.profiler import ProfilerActivity, profile
 
 from engine.parallel.ddp import _IS_KNOWN, create_ddp_model
 from engine.parallel.strategy import no_gradient_sync
+
+
+def is_active() -> bool:
+    return nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None
+
+
+class TellsWhoIsActive(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+    def forward(self, x):
+        active = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+        return active is self.wrapped()
 
 
 def work(rank: int, folder: Path) -> dict:
@@ -30,6 +44,12 @@ def work(rank: int, folder: Path) -> dict:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         model(torch.tensor([[1.0]]))
     seen["labels"] = [event.key for event in profiler.key_averages()]
+    module = TellsWhoIsActive()
+    module.wrapped = weakref.ref(active := create_ddp_model(module))
+    seen["is active"] = [active(torch.ones(1, 1)), is_active(), active(None), is_active()]
+    compiled = torch.compile(create_ddp_model(nn.Linear(1, 1, bias=False)), backend="eager")
+    compiled(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
+    seen["compiled"] = compiled.module.weight.grad.item()
     static = create_ddp_model(nn.Linear(1, 1, bias=False), static_graph=True)
     with no_gradient_sync(static):
         static(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
@@ -98,6 +118,14 @@ def test_further_arguments_are_those_of_ddp(processes):
 @pytest.mark.slow
 def test_a_profiler_sees_its_forward_pass(processes):
     assert "DistributedDataParallel.forward" in processes[0]["labels"]
+
+
+def test_a_compiler_can_tell_which_model_is_in_its_forward_pass(processes):
+    assert processes[0]["is active"] == [True, False, True, False]
+
+
+def test_it_can_be_compiled(processes):
+    assert [seen["compiled"] for seen in processes] == [2.0, 2.0]
 
 
 def test_its_forward_pass_is_the_one_that_torch_has():

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
@@ -47,6 +48,35 @@ def test_both_do_what_the_methods_do(name, options):
     quick = weights(optimizer_calls.step, optimizer_calls.zero_grad)
     plain = weights(lambda optimizer: optimizer.step(), lambda optimizer: optimizer.zero_grad())
     assert all(map(torch.equal, quick, plain))
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_gradients_are_off_in_a_step_and_then_as_they_were(weight, monkeypatch, is_enabled, fails):
+    seen = []
+
+    class Own(torch.optim.SGD):
+        def _init_group(self, *args):
+            seen.append(torch.is_grad_enabled())
+            if fails:
+                raise ZeroDivisionError
+            return super()._init_group(*args)
+
+    with torch.set_grad_enabled(is_enabled):
+        with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+            optimizer_calls.step(Own([weight], lr=0.5))
+        assert torch.is_grad_enabled() is is_enabled
+    assert seen == [False]
+
+
+def test_a_step_that_is_to_be_differentiable_is():
+    start = torch.ones(3, requires_grad=True)
+    weight = start.clone()
+    weight.grad = start**2
+    optimizer = torch.optim.SGD([weight], lr=0.5, differentiable=True)
+    optimizer_calls.step(optimizer)
+    weight.sum().backward()
+    assert start.grad.tolist() == [0, 0, 0]  # 1 - 0.5 * 2
 
 
 def test_no_label_is_made_unless_a_profiler_runs(sgd, monkeypatch):
