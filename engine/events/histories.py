@@ -3,7 +3,7 @@
 import threading
 import weakref
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -51,24 +51,25 @@ class Histories(Mapping[str, HistoryBuffer]):
 
     def add(self, names: list[Name], values: "array[float]") -> None:
         """Take scalars with their names, as a `ScalarLog` gives them. Called with the lock."""
-        start = self._table.find_start(names)
-        if start == len(names) and (cycle := find_cycle(names)):
+        rows = self._table.count_rows(names)
+        if not rows and (cycle := find_cycle(names)):
             self._begin_table(cycle)
-            start = self._table.find_start(names)
-        odd = _by_name(names[:start], values[:start])
-        for name, column in odd.items():
-            self._leave_table(name)
-            self._find_or_make(name).extend(*column)
-        self._unshown.update(dict.fromkeys(odd))
-        self._added_last = len(names) - start
-        if self._added_last:
+            rows = self._table.count_rows(names)
+        start, place = (
+            len(names) - rows * len(self._table.head),
+            len(values) - rows * self._table.width,
+        )
+        if start:
+            self._add_odd(names[:start], values[:place])
+        self._added_last = len(values) - place
+        if rows:
             if not self._table.rows:
                 for name in self._table.names:
                     self._find_or_make(name)
             if self._table.rows > MAX_ROWS:
                 self.sort_in_all()
                 self._shown_rows -= self._table.cut()  # below 0 if some were never shown
-            self._table.add(values[start:])
+            self._table.add(values[place:])
 
     def readings(self, window: int, hints: Mapping[str, bool]) -> dict[str, Reading]:
         """Of each scalar the median over `window` iterations if its hint says so, else the latest
@@ -94,6 +95,12 @@ class Histories(Mapping[str, HistoryBuffer]):
         if len(shown) > shown_before:  # in the order in which names were put first
             self._shown = {name: shown[name] for name in self._by_name}
         return self._shown
+
+    def recent(self, name: str, window: int) -> list[float] | None:
+        """The values of a name in the last `window` iterations; None if they are not all in the
+        table."""
+        with self.lock:
+            return self._table.recent(name, window)
 
     def overwrite_last(self, places: np.ndarray, values: np.ndarray) -> bool:
         """Put others in the place of some of the values that were added last, unless one has been
@@ -124,7 +131,14 @@ class Histories(Mapping[str, HistoryBuffer]):
             for name in self._table.names:
                 self._sort_in(name)
 
-    def _begin_table(self, names: list[str]) -> None:
+    def _add_odd(self, names: list[Name], values: "array[float]") -> None:
+        columns = _by_name(names, values)
+        for name, column in columns.items():
+            self._leave_table(name)
+            self._find_or_make(name).extend(*column)
+        self._unshown.update(dict.fromkeys(columns))
+
+    def _begin_table(self, names: Sequence[str | list[str]]) -> None:
         if self._table.rows:
             self.sort_in_all()
             self._unshown.update(dict.fromkeys(self._table.names))
@@ -134,7 +148,7 @@ class Histories(Mapping[str, HistoryBuffer]):
     def _leave_table(self, name: str) -> None:
         """Have nothing of a name in the table."""
         if self._table.rows and name in self._table.places:
-            self._begin_table(self._table.names)
+            self._begin_table(self._table.head[1:])  # type: ignore[arg-type]
 
     def _find_or_make(self, name: str) -> HistoryBuffer:
         if name not in self._by_name:

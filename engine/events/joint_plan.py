@@ -55,8 +55,8 @@ class JointPlan:
         order = np.lexsort((turns, -ages, places))
         keys = np.stack((places, ages, turns))[:, order]
         is_first = _are_first(keys)
-        cells = np.cumsum(is_first) - 1
-        self._groups = _Groups(order, np.flatnonzero(is_first), cells, np.bincount(cells))
+        starts = np.flatnonzero(is_first)
+        self._groups = _Groups(order, starts, np.diff(starts, append=len(order)))
         places, ages, _ = keys[:, is_first]
         youngest = np.full(len(is_time), np.iinfo(np.int64).max)
         np.minimum.at(youngest, places, ages)
@@ -82,35 +82,28 @@ class JointPlan:
 
     def join_in_order(self, values: np.ndarray) -> np.ndarray:
         """The joint values of cells; if the plan `keeps_order`, in the order of rank 0's layout."""
-        means = largest = values
-        # Means are those of differences to one of the values: what is the same on all ranks, as the
-        # result of an evaluation, does not change by rounding.
-        with np.errstate(invalid="ignore"):  # values may be NaN and infinite
-            if self._rows > 1:
-                table = values.reshape(self._rows, -1)
-                base = _finite(table[0])
-                means, largest = base + (table - base).sum(0) / self._rows, table.max(0)
+        with np.errstate(all="ignore"):  # values may be NaN and infinite
             if self._has_groups:
-                order, starts, cells, counts = self._groups
-                means, largest = means[order], largest[order]
-                base = _finite(means[starts])
-                means = base + np.add.reduceat(means - base[cells], starts) / counts
-                largest = np.maximum.reduceat(largest, starts)
-        return np.where(self._is_time, largest, means)
+                order, starts, counts = self._groups
+                values = values[order]
+                means = np.add.reduceat(values, starts) / counts
+                least = np.minimum.reduceat(values, starts)
+                largest = np.maximum.reduceat(values, starts)
+            else:
+                table = values.reshape(self._rows, -1)
+                means = np.add.reduce(table) / self._rows
+                least, largest = np.minimum.reduce(table), np.maximum.reduce(table)
+        # What is the same on all ranks, as the result of an evaluation, is not rounded.
+        return np.where(self._is_time | (least == largest), largest, means)
 
 
 class _Groups(NamedTuple):
-    """The values of each cell beside each other: their order, where cells begin, the cell of each
-    value, and how many there are."""
+    """The values of each cell beside each other: their order, where cells begin, and how many
+    values they have."""
 
     order: np.ndarray
     starts: np.ndarray
-    cells: np.ndarray
     counts: np.ndarray
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(values), values, 0.0)
 
 
 def _are_first(keys: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import pickle
 import socket
+import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -28,6 +29,7 @@ class News(NamedTuple):
 
 
 Message = tuple[News | None, bytes]  # with the values
+NEWS_SIZE = struct.Struct("<q")
 
 
 def _refuse(values: np.ndarray) -> bool:
@@ -58,6 +60,7 @@ class OverRanks:
         self._last_ages: list[float] = []  # of these iterations
         self._chosen = np.zeros(0, np.intp)  # which of the last puts were sent, from their end
         self._mailbox = Mailbox()
+        self._rank = comm.get_rank()
         self._all_ranks = AllRanks(window)  # used on rank 0
 
     @property
@@ -94,10 +97,10 @@ class OverRanks:
         """
         is_whole, self._is_whole = self._is_whole, True
         message = self._message(hints, iteration)
-        others = self._mailbox.collect(pickle.dumps(message) if comm.get_rank() else b"")
-        if comm.get_rank():
+        others = self._mailbox.collect(_encode(message) if self._rank else b"")
+        if self._rank:
             return []
-        messages = [message, *map(pickle.loads, others)]
+        messages = [message, *map(_decode, others)]
         can_overwrite = is_whole and len(self._chosen) > 0
         in_order = partial(overwrite, self._chosen) if can_overwrite else _refuse
         return self._all_ranks.join(messages, iteration, in_order)
@@ -133,7 +136,7 @@ class OverRanks:
                 self._sent += [] if _is_own(name) else [name]
         recent = _find_recent(metrics, iterations, self.window)
         chosen = [(at, place) for at, name in recent if (place := self._places[name]) >= 0]
-        self._chosen = np.array([at for at, _ in chosen], np.intp) - len(names)
+        self._chosen = np.array([at for at, _ in chosen], np.intp) - len(metrics)
         self._begins = [at for at, name in enumerate(metrics) if name is None]
         ages = iteration - np.array(iterations, np.int64)
         return Layout(np.array([place for _, place in chosen], np.intp), ages[self._chosen])
@@ -211,6 +214,18 @@ class AllRanks:
         own += [places[name] for name in news.hints]
         layout = Layout(np.array(own, np.intp)[news.layout.places], news.layout.ages)
         self._news[rank] = news._replace(layout=layout)
+
+
+def _encode(message: Message) -> bytes:
+    news, values = message
+    told = b"" if news is None else pickle.dumps(news)
+    return NEWS_SIZE.pack(len(told)) + told + values
+
+
+def _decode(data: bytes) -> Message:
+    (size,) = NEWS_SIZE.unpack_from(data)
+    end = NEWS_SIZE.size + size
+    return pickle.loads(data[NEWS_SIZE.size : end]) if size else None, data[end:]
 
 
 def _find_recent(

@@ -9,6 +9,7 @@ import torch
 
 from engine.events.current import get_event_storage
 from engine.events.histories import Reading
+from engine.events.history import median
 from engine.events.storage import EventStorage
 from engine.events.writer import EventWriter, WindowSize
 
@@ -44,9 +45,10 @@ class CommonMetricPrinter(EventWriter):
         self._last_write = None
 
     def _line(self, storage: EventStorage) -> str:
-        values = storage.readings(self._window_size)
+        window = self._window_size
+        values = storage.readings(window)
         fields = [f"iter: {storage.iter}"]
-        recent_names = self._recent_names(storage, values)
+        recent_names = self._recent_names(storage.iter - window, values)
         losses = [name for name in recent_names if "loss" in name]
         of_step = [name for name in losses if "/" not in name]  # not of an evaluation
         is_same = len({values[name][:2] for name in of_step}) == 1
@@ -57,20 +59,19 @@ class CommonMetricPrinter(EventWriter):
         fields += [f"{name}: {values[name][0]:.4g}" for name in losses + metrics]
         for name in ("time", "data_time"):
             if name in values:
-                recent = storage.recent(name, self._window_size)
+                recent = storage.recent(name, window)
                 fields.append(f"{name}: {sum(recent) / len(recent):.4f}")
                 fields.append(f"last_{name}: {recent[-1]:.4f}")
         if "lr" in values:
-            fields.append(f"lr: {storage.history('lr').latest():.5g}")
+            fields.append(f"lr: {storage.recent('lr', 1)[-1]:.5g}")
         if torch.cuda.is_initialized():
             fields.append(f"max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M")
         if eta := self._get_eta(storage):
             fields.insert(0, f"eta: {eta}")
         return " " + "  ".join(fields)
 
-    def _recent_names(self, storage: EventStorage, values: dict[str, Reading]) -> list[str]:
+    def _recent_names(self, before: int, values: dict[str, Reading]) -> list[str]:
         # The result of an evaluation would stand in every later line, as if it were of that step.
-        before = storage.iter - self._window_size
         if self._last_write is not None:
             before = min(before, self._last_write[0])
         if self._names != values.keys():
@@ -90,7 +91,7 @@ class CommonMetricPrinter(EventWriter):
             return None
         if "time" in storage.smoothing_hints():
             # A median: one step that took long, as on a laptop that slept, is not what comes.
-            seconds = storage.history("time").median(200)
+            seconds = median(storage.recent("time", 200))
         elif self._last_write and storage.iter > self._last_write[0]:
             last, last_time = self._last_write
             seconds = (time.perf_counter() - last_time) / (storage.iter - last)

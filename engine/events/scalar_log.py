@@ -3,23 +3,33 @@
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from engine.events.scalar import as_scalar, fetch
+from engine.events.scalar import as_scalar, fetch, is_deferred
 
 MAX_ENTRIES = 2 * 20_000  # names and values that wait for a reader: after the step, the log is full
 MAX_IN_STEP = MAX_ENTRIES + 10_000  # or in the midst of one: what is cut there is slower to read
-MAX_KNOWN_TOGETHER = 100  # or code that puts new names in each step would fill the memory
+MAX_KNOWN_TOGETHER = 30  # or code that puts new names in each step would fill the memory
 
-Name = str | tuple[str, int] | None
+Name = str | tuple[str, int] | list[str] | None
 """What a value stands for: a metric in the current iteration; a metric in the iteration beside its
-name; or, after None, the number of an iteration that begins there."""
+name; or, after None, the number of an iteration that begins there. A list is of metrics that were
+put together, each of which has a value."""
 
 
 class SmoothingHintError(ValueError, AssertionError):
     """A name was put with another smoothing hint. (detectron2 has an AssertionError there.)"""
+
+
+class Together(NamedTuple):
+    """Names that were put together, with their hint, and what packs their values."""
+
+    names: list[str]
+    hint: bool
+    packer: struct.Struct
 
 
 class ScalarLog:
@@ -27,7 +37,7 @@ class ScalarLog:
 
     `entries` is flat (name, value, name, …), with names as in `Name`: a step leaves no other
     objects behind than its numbers, and reading it is a matter of slices. Its first name is None.
-    What `put_all` puts in one go is one entry, of a list of names and a tuple of floats.
+    What `put_all` puts in one go is one entry, of a list of names and the bytes of their values.
     """
 
     __slots__ = (
@@ -38,6 +48,8 @@ class ScalarLog:
         "hints_as_put",
         "iteration",
         "known_together",
+        "names_of_packer",
+        "packer",
         "prefix",
         "together",
         "when_full",
@@ -50,9 +62,10 @@ class ScalarLog:
         self.has_tensors = False
         self.hints: dict[str, bool] = {}  # by name, the smoothing hint
         self.hints_as_put = self.hints  # by name as it is put: none where a name scope is open
-        # Names of `put_all`, with their hint.
-        self.known_together: dict[tuple[str, ...], tuple[bool, list[str]]] = {}
+        self.known_together: list[Together] = []  # what `put_all` has had
         self.together = 0  # scalars that wait in entries of `put_all`
+        self.packer = struct.Struct("")  # of what was taken last that was put together
+        self.names_of_packer: list[Name] = []
         self.prefix = ""  # of the name scopes that are open
         self.foreign: set[str] = set()  # names whose hint is that of a checkpoint or another rank
 
@@ -97,22 +110,33 @@ class ScalarLog:
     def put_all(
         self, scalars: Mapping[str, float | torch.Tensor | np.number], smoothing_hint: bool
     ) -> None:
-        """`put` each of them in the current iteration: in one go where all are floats whose names
+        """`put` each of them in the current iteration: in one go where all are numbers, whose names
         have been put together before."""
-        names, values = tuple(scalars), tuple(scalars.values())
-        hint, known = self.known_together.get(names, (..., []))
-        if hint is smoothing_hint and not self.prefix and _are_floats(values):
-            self.entries += known, values
-            self.together += len(names)
-            if len(self.entries) + self.together > MAX_IN_STEP:
-                self.when_full()
-            return
+        names, values = list(scalars), list(scalars.values())
+        known = self._find_together(names, smoothing_hint)
+        if known is not None:
+            if not (_are_floats(values) or any(map(is_deferred, values))):
+                values = list(map(as_scalar, names, values))
+            if _are_floats(values):
+                self.entries += known.names, known.packer.pack(*values)
+                self.together += len(names)
+                if len(self.entries) + self.together > MAX_IN_STEP:
+                    self.when_full()
+                return
         for name, value in zip(names, values, strict=True):
             self.put(name, value, smoothing_hint)
-        if not self.prefix:
+        if known is None and not self.prefix:
             if len(self.known_together) >= MAX_KNOWN_TOGETHER:
                 self.known_together.clear()
-            self.known_together[names] = smoothing_hint, list(names)
+            packer = struct.Struct(f"{len(names)}d")
+            self.known_together.append(Together(names, smoothing_hint, packer))
+
+    def _find_together(self, names: list[str], smoothing_hint: bool) -> "Together | None":
+        for one in self.known_together if not self.prefix else ():
+            # The same strings as before, most often: no hash and no letter is looked at.
+            if one.names == names and one.hint is smoothing_hint:
+                return one
+        return None
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """What `EventStorage.put_numbers` does."""
@@ -163,13 +187,18 @@ class ScalarLog:
             )
 
     def take(self) -> "tuple[list[Name], array[float]]":
-        """Empty the log: names and values as they came. Tensors become numbers."""
+        """Empty the log: names and values as they came. Tensors become numbers.
+
+        There are more values than names where some were put together: see `flatten`.
+        """
         entries, end = self.entries, len(self.entries)
         has_just_begun = entries[end - 2] is None  # an iteration
         end -= 2 * has_just_begun
         names, values = entries[:end:2], entries[1:end:2]
         # What other threads put meanwhile stays, in the iteration that it was put in.
         entries[:end] = () if has_just_begun else (None, values[-1 - names[::-1].index(None)])
+        if names[1:2] == [None]:  # nothing came in the first iteration
+            del names[0], values[0]
         self.together = 0
         if self.has_tensors:
             self.has_tensors = False
@@ -177,11 +206,25 @@ class ScalarLog:
             numbers = fetch([values[at] for at in places])
             for at, number in zip(places, numbers, strict=True):
                 values[at] = number
+        # `struct` is several times as quick as `array` in reading a list.
         try:
-            return names, _pack(values)
-        except struct.error:  # some were put together
-            names, values = _flatten(names, values)
-            return names, _pack(values)
+            return names, array("d", struct.pack(f"{len(values)}d", *values))
+        except struct.error:  # some were put together, and are packed
+            if names != self.names_of_packer:
+                kinds = [f"{len(one)}s" if type(one) is bytes else "d" for one in values]
+                self.names_of_packer, self.packer = names, struct.Struct("=" + "".join(kinds))
+            return names, array("d", self.packer.pack(*values))
+
+
+def flatten(names: Iterable[Name]) -> list[str | tuple[str, int] | None]:
+    """The names of a log with those that were put together one by one, as the values are."""
+    flat: list[str | tuple[str, int] | None] = []
+    for name in names:
+        if isinstance(name, list):
+            flat += name
+        else:
+            flat.append(name)
+    return flat
 
 
 def find_iterations(
@@ -191,7 +234,7 @@ def find_iterations(
     iteration = 0
     metrics: list[str | None] = []
     iterations = []
-    for name, value in zip(names, values, strict=True):
+    for name, value in zip(flatten(names), values, strict=True):
         if name is None:
             iteration = int(value)
         if isinstance(name, tuple):
@@ -203,27 +246,8 @@ def find_iterations(
     return metrics, iterations
 
 
-def _are_floats(values: tuple[object, ...]) -> bool:
-    return list(map(type, values)).count(float) == len(values)
-
-
-def _pack(values: list) -> "array[float]":
-    # `struct` is several times as quick as `array` in reading a list.
-    return array("d", struct.pack(f"{len(values)}d", *values))
-
-
-def _flatten(names: list, values: list) -> tuple[list[Name], list[float]]:
-    """With each scalar of the entries of `put_all` by itself."""
-    flat_names: list[Name] = []
-    flat_values: list[float] = []
-    for name, value in zip(names, values, strict=True):
-        if type(name) is list:
-            flat_names += name
-            flat_values += value
-        else:
-            flat_names.append(name)
-            flat_values.append(value)
-    return flat_names, flat_values
+def _are_floats(values: list[Any]) -> bool:
+    return set(map(type, values)) == {float}
 
 
 def _checked_iteration(what: str, iteration: float) -> int:

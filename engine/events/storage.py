@@ -185,7 +185,7 @@ class EventStorage:
         """As `latest_with_smoothing_hint`, with how many values there have been of each."""
         self.sync()
         with self._histories.lock:
-            window = window_size or self.smoothing_window
+            window = window_size or self._smoothing_window
             return dict(self._histories.readings(window, self._log.hints))
 
     @property
@@ -203,7 +203,10 @@ class EventStorage:
 
     def recent(self, name: str, window_size: int | None = None) -> list[float]:
         """The values of a scalar in the `window_size` iterations up to its latest."""
-        return self.history(name).recent(window_size or self.smoothing_window)
+        self.sync()
+        window = window_size or self._smoothing_window
+        values = self._histories.recent(name, window)
+        return self.history(name).recent(window) if values is None else values
 
     def unwritten(
         self, reader: object, window_size: int | None = None
@@ -214,7 +217,8 @@ class EventStorage:
         """
         seen = self._cursor(reader)
         records: dict[int, dict[str, float]] = {}
-        last, record = None, dict[str, float]()
+        record: dict[str, float] = {}
+        last = None
         for name, (value, iteration, count) in self.readings(window_size).items():
             if seen.get(name) != count:
                 seen[name] = count
@@ -236,11 +240,13 @@ class EventStorage:
 
     def unwritten_images(self, reader: object) -> list[tuple[str, torch.Tensor, int]]:
         """Name, CHW uint8 image and iteration of the images put since `reader` last asked."""
-        return [(name, as_uint8(image), at) for name, image, at in self._images.take(reader)]
+        images = self._images.take(reader)
+        return [(name, as_uint8(image), at) for name, image, at in images] if images else []
 
     def unwritten_histograms(self, reader: object) -> list[dict]:
         """As arguments of `SummaryWriter.add_histogram_raw`, those since `reader` last asked."""
-        return [summarize_histogram(*entry) for entry in self._samples.take(reader)]
+        samples = self._samples.take(reader)
+        return [summarize_histogram(*entry) for entry in samples] if samples else []
 
     def expect_media_reader(self, reader: object) -> None:
         """Keep images and histograms until `reader` has had them, though it has not asked yet."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.events.history import Column, median
-from engine.events.scalar_log import Name
+from engine.events.scalar_log import Name, flatten
 
 MAX_ROWS = 2_000
-KEPT_ROWS = 100  # of a table that has more than these
+KEPT_ROWS = 250  # of a table that has more than these
 MANY_NAMES = 16  # fewer are read quicker one by one
 
 
@@ -18,33 +18,41 @@ class Table:
     """A row a step, a column a name: what a hundred names have in common is done once for all.
 
     The first column is the iteration. The others are taken for the histories of their names when
-    someone asks for these.
+    someone asks for these. `names` are as in a `ScalarLog`.
     """
 
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        self.names = list(names)
-        self.places = {name: place for place, name in enumerate(names, start=1)}
-        self.width = len(names) + 1
+    def __init__(self, names: Sequence[str | list[str]] = ()) -> None:
+        self.names: list[str] = flatten(names)  # type: ignore[assignment]
+        self.places = {name: place for place, name in enumerate(self.names, start=1)}
+        self.width = len(self.names) + 1
         self.rows = 0
-        self._head: list[Name] = [None, *names]
+        self.head: list[Name] = [None, *names]
         self._cells = array("d")
+        self._successive = 0  # rows at the end, of iterations that follow one another
         self._taken = [0] * self.width  # rows, of each column
         self._iterations = 0, array("q")  # what `take` gave last, and from which row
 
-    def find_start(self, names: list[Name]) -> int:
-        """From where to their end these names are rows of the table; their number if they are not.
+    def count_rows(self, names: list[Name]) -> int:
+        """How many rows of the table these names are, up to their end.
 
         What a write or an evaluation puts comes once, before the steps that follow it.
         """
-        width, end = self.width, len(names)
-        if self.names and names[-width:] == self._head:
-            for start in range(end % width, min(end, 4 * width), width):
-                if names[start:] == self._head * ((end - start) // width):
-                    return start
-        return end
+        length, end = len(self.head), len(names)
+        if self.names and names[-length:] == self.head:
+            for start in range(end % length, min(end, 4 * length), length):
+                rows = (end - start) // length
+                if names[start:] == self.head * rows:
+                    return rows
+        return 0
 
     def add(self, cells: "array[float]") -> None:
         """Add the values of whole rows, in the order of the names, each after its iteration."""
+        dates = cells[:: self.width].tolist()
+        if dates[-1] - dates[0] == len(dates) - 1 and sorted(set(dates)) == dates:
+            follows = self.rows and self._cells[-self.width] == dates[0] - 1
+            self._successive = len(dates) + (self._successive if follows else 0)
+        else:
+            self._successive = 1
         self._cells.extend(cells)
         self.rows = len(self._cells) // self.width
 
@@ -62,6 +70,7 @@ class Table:
         excess = self.rows - KEPT_ROWS
         del self._cells[: excess * self.width]
         self.rows = KEPT_ROWS
+        self._successive = min(self._successive, KEPT_ROWS)
         self._taken = [KEPT_ROWS] * self.width
         self._iterations = 0, array("q")
         return excess
@@ -74,34 +83,33 @@ class Table:
             np.frombuffer(self._cells)[places] = values
         return is_new
 
+    def recent(self, name: str, window: int) -> list[float] | None:
+        """The values of a name in the last `window` iterations. None if there are not as many rows
+        of successive iterations, and one before."""
+        place = self.places.get(name)
+        if place is None or not 0 < window < self._successive:
+            return None
+        return self._cells[(self.rows - window) * self.width + place :: self.width].tolist()
+
     def read(self, window: int) -> tuple[list[float], list[float], int] | None:
         """Of each name the median of the last `window` iterations and the last value; and the last
-        iteration. None if there are not as many rows of successive iterations, and one before."""
-        if not 0 < window < self.rows:
+        iteration. None as of `recent`."""
+        if not 0 < window < self._successive:
             return None
+        width, start = self.width, (self.rows - window) * self.width
+        _, *latest = self._cells[-width:]
+        at = int(self._cells[-width])
         if len(self.names) < MANY_NAMES:
-            return self._read_one_by_one(window)
+            columns = [self._cells[start + place :: width] for place in range(1, width)]
+            return [median(column.tolist()) for column in columns], latest, at
         # Of a copy, as an array that is looked at from anywhere cannot grow.
-        cells = np.frombuffer(self._cells[-(window + 1) * self.width :]).reshape(-1, self.width)
-        iterations = cells[:, 0]
-        if (iterations[1:] - iterations[:-1] != 1).any():
-            return None
-        ordered = np.sort(cells[1:, 1:], axis=0)  # with NaN last
-        medians = ordered[window // 2]
+        ordered = np.sort(np.frombuffer(self._cells[start:]).reshape(-1, width)[:, 1:], axis=0)
+        medians = ordered[window // 2]  # with NaN last
         if window % 2 == 0:
             with np.errstate(all="ignore"):  # values may be infinite
                 medians = (medians + ordered[window // 2 - 1]) / 2
         medians = np.where(np.isnan(ordered[-1]), math.nan, medians)
-        return medians.tolist(), cells[-1, 1:].tolist(), int(iterations[-1])
-
-    def _read_one_by_one(self, window: int) -> tuple[list[float], list[float], int] | None:
-        width, start = self.width, (self.rows - window) * self.width
-        dates, latest = self._cells[start - width :: width].tolist(), self._cells[-width:].tolist()
-        last = int(latest[0])
-        if dates != list(range(last - window, last + 1)):
-            return None
-        columns = [self._cells[start + place :: width].tolist() for place in range(1, width)]
-        return [median(column) for column in columns], latest[1:], last
+        return medians.tolist(), latest, at
 
     def _dates(self, start: int) -> "array[int]":
         """The iterations of the rows from `start` on. Most columns are taken from the same one."""
@@ -112,7 +120,7 @@ class Table:
         return iterations
 
 
-def find_cycle(names: list[Name]) -> list[str]:
+def find_cycle(names: list[Name]) -> list[str | list[str]]:
     """The names that come in each iteration up to the end of the list, twice or more; [] if none
     do."""
     last = names[-1]
@@ -120,6 +128,8 @@ def find_cycle(names: list[Name]) -> list[str]:
         return []
     width = names[::-1].index(last, 1)
     head, *others = cycle = names[-width:]
-    metrics = [name for name in others if isinstance(name, str)]
-    is_row = head is None and len(set(metrics)) == width - 1
-    return metrics if is_row and names[-2 * width : -width] == cycle else []
+    metrics = flatten(others)
+    is_row = head is None and len({name for name in metrics if isinstance(name, str)}) == len(
+        metrics
+    )
+    return others if is_row and names[-2 * width : -width] == cycle else []  # type: ignore[return-value]

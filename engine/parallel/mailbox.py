@@ -19,23 +19,34 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._rooms = [0] * comm.get_world_size()  # bytes of a message, by the rank that sends it
+        self._rank = comm.get_rank()
+        self._room = 0  # of this rank's messages, in bytes
         self._under_way: list[tuple[dist.Work, torch.Tensor]] = []
+        # On rank 0, those that messages of the other ranks come in.
+        self._buffers = [_make_buffer(0) for _ in range(1, comm.get_world_size())]
 
     def collect(self, data: bytes) -> list[bytes]:
         """On rank 0, the other ranks' messages in their order; elsewhere [], while they travel."""
-        if comm.get_rank() > 0:
+        if self._rank > 0:
             self._send(data)
             return []
-        senders = range(1, len(self._rooms))
-        messages = self._receive({rank: LENGTH.size + self._rooms[rank] for rank in senders})
-        lengths = {rank: LENGTH.unpack_from(data)[0] for rank, data in messages.items()}
-        longer = {rank: size for rank, size in lengths.items() if size > self._rooms[rank]}
-        found = {rank: data[LENGTH.size :][: lengths[rank]] for rank, data in messages.items()}
-        if longer:
-            found |= self._receive(longer)
-        self._rooms[1:] = lengths.values()
-        return list(found.values())
+        group, buffers = comm.gloo_group(), self._buffers
+        works = [group.recv([one], rank, TAG) for rank, one in enumerate(buffers, start=1)]
+        messages = []
+        for place, work in enumerate(works):
+            work.wait()
+            message = buffers[place].numpy().tobytes()
+            (length,) = LENGTH.unpack_from(message)
+            room = len(message) - LENGTH.size
+            if length != room:
+                buffers[place] = _make_buffer(length)
+            if length > room:
+                longer = torch.empty(length, dtype=torch.uint8)
+                group.recv([longer], place + 1, TAG).wait()
+                messages.append(longer.numpy().tobytes())
+            else:
+                messages.append(message[LENGTH.size :][:length])
+        return messages
 
     def finish(self) -> None:
         """Wait until rank 0 has what was sent."""
@@ -45,14 +56,13 @@ class Mailbox:
 
     def _send(self, data: bytes) -> None:
         self.finish()
-        room, length = self._rooms[comm.get_rank()], len(data)
-        head = LENGTH.pack(length)
-        if length <= room:
+        room, self._room = self._room, len(data)
+        head = LENGTH.pack(len(data))
+        if len(data) <= room:
             self._post(head + data.ljust(room, b"\0"))
         else:
             self._post(head.ljust(LENGTH.size + room, b"\0"))
             self._post(data)
-        self._rooms[comm.get_rank()] = length
 
     def _post(self, data: bytes) -> None:
         message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -60,10 +70,6 @@ class Mailbox:
         work = comm.gloo_group().send([message], 0, TAG)
         self._under_way.append((work, message))
 
-    def _receive(self, sizes: dict[int, int]) -> dict[int, bytes]:
-        """Messages of such sizes, by the ranks that send them."""
-        messages = {rank: torch.empty(size, dtype=torch.uint8) for rank, size in sizes.items()}
-        group = comm.gloo_group()
-        for work in [group.recv([message], rank, TAG) for rank, message in messages.items()]:
-            work.wait()
-        return {rank: message.numpy().tobytes() for rank, message in messages.items()}
+
+def _make_buffer(room: int) -> torch.Tensor:
+    return torch.empty(LENGTH.size + room, dtype=torch.uint8)

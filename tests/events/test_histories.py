@@ -27,7 +27,9 @@ REGULAR = st.builds(  # steps that put the same names, the last one cut short
     st.integers(0, 3),
 )
 IRREGULAR = st.lists(st.lists(st.sampled_from(["a", "b", "acc", "c"]), max_size=4), max_size=5)
-READS = st.sampled_from(["nothing", "readings", "another window", "a history", "all histories"])
+READS = st.sampled_from(
+    ["nothing", "readings", "another window", "recent values", "a history", "all histories"]
+)
 DATES = st.sampled_from([None] * 9 + [7])  # of puts: most are of the current iteration
 VALUES = st.sampled_from([0.0, 1.0, 2.5, -3.0, math.nan, math.inf, -math.inf])
 
@@ -65,16 +67,27 @@ def steps():
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # the same for all examples
 )
-@given(st.lists(st.tuples(REGULAR | IRREGULAR, READS, st.booleans()), max_size=8), st.data())
+@given(
+    st.lists(
+        st.tuples(REGULAR | IRREGULAR, READS, st.booleans(), st.booleans()),  # gaps, together
+        max_size=8,
+    ),
+    st.data(),
+)
 def test_whoever_reads_whatever_when_sees_what_was_put(writes, data):
     found, expected, at = Histories(lambda: None), {}, 0
-    for steps, read, has_gaps in writes:
-        log = ScalarLog(at)
+    log = ScalarLog(at)
+    for steps, read, has_gaps, together in writes:
         for step in steps:
             log.go_to(at := at + (2 if has_gaps else 1))
-            for name in step:
-                date = data.draw(DATES)
-                value = log.put(name, data.draw(VALUES), cur_iter=date)
+            is_together = together and len(set(step)) == len(step)
+            puts = [(name, data.draw(VALUES), data.draw(DATES)) for name in step]
+            if is_together:
+                puts = [(name, value, None) for name, value, _ in puts]
+                log.put_all({name: value for name, value, _ in puts}, True)
+            for name, value, date in puts:
+                if not is_together:
+                    log.put(name, value, cur_iter=date)
                 history = expected.setdefault(name, HistoryBuffer(histories.KEPT_VALUES))
                 history.update(value, at if date is None else date)
         names, values = log.take()
@@ -84,6 +97,10 @@ def test_whoever_reads_whatever_when_sees_what_was_put(writes, data):
             window = WINDOW + ("window" in read)
             readings = {n: e.reading(window if HINTS[n] else 0) for n, e in expected.items()}
             assert repr(found.readings(window, HINTS)) == repr(readings)
+        elif read == "recent values":
+            for name, history in expected.items():
+                recent = found.recent(name, WINDOW)
+                assert recent is None or repr(recent) == repr(history.recent(WINDOW))
         elif "histor" in read and expected:
             for name in [*expected][: 1 if read == "a history" else None]:
                 assert repr(found[name].values()) == repr(expected[name].values())

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from engine import HookBase, TrainerBase
-from engine.events import EventWriter, JSONWriter, get_event_storage
+from engine.events import EventWriter, JSONWriter, get_event_storage, storage
 from engine.events.joint_plan import Layout
 from engine.events.over_ranks import AllRanks, News
 from engine.hooks import EvalHook, PeriodicWriter, Priority
@@ -298,6 +298,7 @@ def work(rank: int, folder: Path) -> dict:
         puts = scenario.puts(rank)
         reading = [ReadsEachStep()] if seed % 3 == 0 else []
         numbers = lambda at, _, puts=puts: puts[at]  # noqa: E731
+        storage.MANY_TOGETHER = 2 if seed % 2 else 10
         train(str(seed), numbers, scenario.steps, *reading, period=scenario.period)
     counting = CountCollectives()
     train("many", many, 20, counting, period=5)

@@ -8,6 +8,7 @@ from engine.events.scalar_log import (
     MAX_KNOWN_TOGETHER,
     ScalarLog,
     find_iterations,
+    flatten,
 )
 
 
@@ -48,8 +49,29 @@ def test_names_that_are_put_together_again_and_again_are_put_as_one_by_one():
         for name, value in scalars.items():
             one_by_one.put(name, value)
         together.put_all(scalars, True)
-    assert together.take() == one_by_one.take()
+    names, values = together.take()
+    assert (flatten(names), values) == one_by_one.take()
     assert together.hints == one_by_one.hints
+    assert names.count(["a", "b"]) == 3  # but for the first, and in the scope
+
+
+def test_what_stays_on_a_device_is_put_one_by_one(monkeypatch):
+    log = ScalarLog(0)
+    log.put_all({"a": 1.0, "b": 2.0}, True)
+    monkeypatch.setattr(scalar, "DEFERS_ALL", True)
+    log.put_all({"a": 3.0, "b": torch.tensor(4.0)}, True)
+    log.put_all({"a": 5.0, "b": 6}, True)
+    names, values = log.take()
+    assert names == [None, "a", "b", "a", "b", ["a", "b"]]
+    assert values.tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_no_number_leaves_no_trace_of_what_is_put_with_it():
+    log = ScalarLog(0)
+    log.put_all({"a": 1.0, "b": 2.0}, True)
+    with pytest.raises(TypeError, match="metric 'b' must be a Python or NumPy number"):
+        log.put_all({"a": 3.0, "b": "4"}, True)
+    assert log.take()[0] == [None, "a", "b"]
 
 
 def test_names_that_are_put_together_keep_their_hints():

@@ -23,20 +23,28 @@ def table():
 
 
 @pytest.mark.parametrize(
-    ("names", "start"),
+    ("names", "rows"),
     [
-        ([None, "loss", "double"] * 3, 0),
+        ([None, "loss", "double"] * 3, 3),
         ([None, None, "loss", "double"], 1),
-        ([None, "eta", None, "loss", "double"], 2),
+        ([None, "eta", None, "loss", "double"], 1),
         ([None, "double", *[None, "loss", "double"] * 2], 2),
-        ([None, "accuracy", "eta", "lr", None, "loss", "double"], 4),
-        ([None, "loss", "double", "loss"], 4),
-        ([None, "loss", "double", None], 4),
-        ([None, "eta"], 2),
+        ([None, "accuracy", "eta", "lr", None, "loss", "double"], 1),
+        ([None, "loss", "double", "loss"], 0),
+        ([None, "loss", "double", None], 0),
+        ([None, "eta"], 0),
     ],
 )
-def test_rows_are_found_after_what_was_put_once(table, names, start):
-    assert table.find_start(names) == start
+def test_rows_are_found_after_what_was_put_once(table, names, rows):
+    assert table.count_rows(names) == rows
+
+
+def test_rows_of_names_that_were_put_together_are_found():
+    together = ["a", "b"]
+    table = Table([together, "loss"])
+    assert table.names == ["a", "b", "loss"]
+    assert table.count_rows([None, "eta", *[None, together, "loss"] * 3]) == 3
+    assert table.count_rows([None, ["a", "c"], "loss"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -61,6 +69,11 @@ def test_what_is_put_for_another_iteration_is_in_no_cycle():
     assert find_cycle([None, "loss", ("acc", 3)] * 2) == []
 
 
+def test_names_that_are_put_together_are_in_a_cycle_unless_one_comes_twice():
+    assert find_cycle([None, "a", ["b", "c"]] * 2) == ["a", ["b", "c"]]
+    assert find_cycle([None, "c", ["b", "c"]] * 2) == []
+
+
 def test_a_column_is_taken_once(table):
     assert table.take("double") == Column(array("d", [0, 2, 4, 6]), array("q", [0, 1, 2, 3]))
     assert table.take("double") is None
@@ -76,6 +89,24 @@ def test_medians_are_read_of_successive_iterations_with_one_more_before(table):
     table.add(rows(5, 2))
     assert table.read(1) == ([6.0, 12.0], [6.0, 12.0], 6)
     assert table.read(2) is None
+
+
+def test_recent_values_are_read_of_successive_iterations_with_one_more_before(table):
+    assert table.recent("double", 3) == [2.0, 4.0, 6.0]
+    assert table.recent("double", 4) is None
+    assert table.recent("accuracy", 1) is None
+    table.add(rows(4, 2))
+    assert table.recent("loss", 5) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    table.add(rows(7, 2))
+    assert table.recent("loss", 1) == [8.0]
+    assert table.recent("loss", 2) is None
+
+
+@pytest.mark.parametrize("dates", [[4, 6, 5], [5, 4], [4, 4], [4, 5, 7]])
+def test_iterations_that_do_not_follow_one_another_are_not_read(table, dates):
+    table.add(array("d", [value for at in dates for value in (at, 1.0, 2.0)]))
+    assert table.recent("loss", 1) is None
+    assert table.read(1) is None
 
 
 @pytest.mark.filterwarnings("error")
