@@ -181,7 +181,7 @@ def do_all_come(seconds: float) -> bool:
     if not _is_distributed():
         return True
     # torch's `monitored_barrier` has rank 0 alone heed the time.
-    group, here = flag_group(dist.group.WORLD), torch.zeros(1)
+    group, here = flag_group(dist.group.WORLD), torch.zeros(1, device="cpu")
     send = functools.partial(dist.isend, here, group=group)
     receive = functools.partial(dist.irecv, here, group=group)
     others = range(1, get_world_size())

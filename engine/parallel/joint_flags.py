@@ -20,7 +20,7 @@ class JointFlags:
 
     def __init__(self) -> None:
         self._work: dist.Work | None = None
-        self._sent = torch.zeros(0)
+        self._sent = torch.zeros(0, device="cpu")
         self._calls = self._next_call = self._last_call = 0
         self._last_time = 0.0
 
@@ -44,7 +44,7 @@ class JointFlags:
         pace = (now - self._last_time) / calls if calls else SECONDS
         wait = max(1, min(int(SECONDS / max(pace, 1e-9)), MOST_CALLS))
         self._last_call, self._last_time = self._calls, now
-        self._sent = torch.tensor([*flags, wait], dtype=torch.uint8)
+        self._sent = torch.tensor([*flags, wait], dtype=torch.uint8, device="cpu")
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._work = comm.flag_group(dist.group.WORLD).allreduce([self._sent], options)

@@ -41,7 +41,7 @@ class Mailbox:
             if length != room:
                 buffers[place] = _make_buffer(length)
             if length > room:
-                longer = torch.empty(length, dtype=torch.uint8)
+                longer = torch.empty(length, dtype=torch.uint8, device="cpu")
                 group.recv([longer], place + 1, TAG).wait()
                 messages.append(longer.numpy().tobytes())
             else:
@@ -72,4 +72,4 @@ class Mailbox:
 
 
 def _make_buffer(room: int) -> torch.Tensor:
-    return torch.empty(LENGTH.size + room, dtype=torch.uint8)
+    return torch.empty(LENGTH.size + room, dtype=torch.uint8, device="cpu")

@@ -11,6 +11,7 @@ from statistics import median
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from engine import HookBase, TrainerBase
@@ -271,6 +272,8 @@ def work(rank: int, folder: Path) -> dict:
 
     train("usual", usual, 45, period=20)
     train("short periods", usual, 45, period=3)
+    with torch.device("meta"):  # stands for a GPU, as of `torch.set_default_device("cuda")`
+        train("another default device", usual, 45, period=20)
     train("uneven", uneven, 100, period=50)
     train("nan", with_nan, 10, period=5)
     train("evaluation", usual, 10, Evaluation(), period=10)
@@ -313,10 +316,10 @@ def smoothed_mean(iteration: int) -> float:
     return median(sum(loss(step, rank) for rank in range(2)) / 2 for step in steps)
 
 
-@pytest.mark.parametrize("case", ["usual", "short periods"])
+@pytest.mark.parametrize("case", ["usual", "short periods", "another default device"])
 def test_a_metric_is_the_mean_over_ranks_smoothed_over_the_window(processes, case):
     lines = processes[0][case]
-    assert len(lines) == {"usual": 3, "short periods": 15}[case]
+    assert len(lines) == (15 if case == "short periods" else 3)
     for line in lines:
         assert line["loss"] == pytest.approx(smoothed_mean(line["iteration"]))
 
