@@ -7,6 +7,12 @@ from engine.parallel.joint_flags import JointFlags
 
 
 def work(rank: int, folder: Path) -> dict:
+    known_after = {}
+    for at in (0, 3, 10, 100):
+        early = JointFlags()
+        answers = [early.ask(rank == 1 and call >= at)[0] for call in range(200)]
+        known_after[at] = answers.index(True) - at
+        early.settle(False)
     rare = JointFlags()
     seen = [rare.ask(rank == 1)[0] for _ in range(300)]
     joint_flags.SECONDS = 0  # in each call from now on
@@ -25,6 +31,7 @@ def work(rank: int, folder: Path) -> dict:
     in_another_world = JointFlags().settle(rank == 0, False)
     dist.destroy_process_group()
     return {
+        "known after": known_after,
         "rare": seen,
         "answers": answers,
         "at once": at_once,
@@ -42,6 +49,12 @@ def test_ranks_that_ask_often_send_now_and_then_and_get_the_same_answers(process
     first, second = (one["rare"] for one in processes)
     assert first == second
     assert 2 <= sum(first) < 250
+
+
+def test_a_flag_of_a_short_run_is_known_soon(processes):
+    assert processes[0]["known after"] == processes[1]["known after"]
+    known_after = {int(at): calls for at, calls in processes[0]["known after"].items()}
+    assert all(calls <= 2 + at / 4 for at, calls in known_after.items()), known_after
 
 
 def test_in_the_end_all_know_what_is_said_now(processes):
