@@ -110,33 +110,32 @@ class ScalarLog:
     def put_all(
         self, scalars: Mapping[str, float | torch.Tensor | np.number], smoothing_hint: bool
     ) -> None:
-        """`put` each of them in the current iteration: in one go where all are numbers, whose names
-        have been put together before."""
-        names, values = list(scalars), list(scalars.values())
-        known = self._find_together(names, smoothing_hint)
-        if known is not None:
-            if not (_are_floats(values) or any(map(is_deferred, values))):
-                values = list(map(as_scalar, names, values))
-            if _are_floats(values):
-                self.entries += known.names, known.packer.pack(*values)
-                self.together += len(names)
-                if len(self.entries) + self.together > MAX_IN_STEP:
-                    self.when_full()
-                return
-        for name, value in zip(names, values, strict=True):
-            self.put(name, value, smoothing_hint)
-        if known is None and not self.prefix:
-            if len(self.known_together) >= MAX_KNOWN_TOGETHER:
-                self.known_together.clear()
-            packer = struct.Struct(f"{len(names)}d")
-            self.known_together.append(Together(names, smoothing_hint, packer))
+        """`put` each of them in the current iteration: in one go, unless a device has to be asked
+        for a number or a name scope is open."""
+        names = list(scalars)
+        numbers = None if self.prefix else _as_floats(names, list(scalars.values()))
+        if numbers is None:
+            for name, value in scalars.items():
+                self.put(name, value, smoothing_hint)
+            return
+        together = self._find_together(names, smoothing_hint)
+        self.entries += together.names, together.packer.pack(*numbers)
+        self.together += len(names)
+        if len(self.entries) + self.together > MAX_IN_STEP:
+            self.when_full()
 
-    def _find_together(self, names: list[str], smoothing_hint: bool) -> "Together | None":
-        for one in self.known_together if not self.prefix else ():
+    def _find_together(self, names: list[str], smoothing_hint: bool) -> "Together":
+        for known in self.known_together:
             # The same strings as before, most often: no hash and no letter is looked at.
-            if one.names == names and one.hint is smoothing_hint:
-                return one
-        return None
+            if known.names == names and known.hint is smoothing_hint:
+                return known
+        for name in filter(self.hints.__contains__, names):  # before others have theirs
+            self.check_hint(name, smoothing_hint)
+        self.hints.update(dict.fromkeys(names, bool(smoothing_hint)))
+        if len(self.known_together) >= MAX_KNOWN_TOGETHER:
+            self.known_together.clear()
+        self.known_together.append(Together(names, smoothing_hint, struct.Struct(f"{len(names)}d")))
+        return self.known_together[-1]
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """What `EventStorage.put_numbers` does."""
@@ -246,8 +245,13 @@ def find_iterations(
     return metrics, iterations
 
 
-def _are_floats(values: list[Any]) -> bool:
-    return set(map(type, values)) == {float}
+def _as_floats(names: list[str], values: list[Any]) -> list[float] | None:
+    """The numbers of scalars; None where a device has to be asked for one."""
+    if list(map(type, values)).count(float) == len(values):  # quicker than all()
+        return values
+    if any(map(is_deferred, values)):
+        return None
+    return list(map(as_scalar, names, values))  # type: ignore[arg-type]
 
 
 def _checked_iteration(what: str, iteration: float) -> int:

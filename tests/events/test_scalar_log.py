@@ -33,7 +33,7 @@ def test_what_is_put_stands_after_its_iteration():
     log.put_numbers({"acc": 4.0}, 5)
     log.put_numbers({"acc": 5.0}, 4)
     names, values = log.take()
-    assert names == [None, "loss", ("acc", 3), "lr", None, "loss", "lr", "acc", ("acc", 4)]
+    assert names == [None, "loss", ("acc", 3), "lr", None, ["loss", "lr"], "acc", ("acc", 4)]
     assert values.tolist() == [4, 1.0, 2.0, 0.1, 5, 3.0, 1.0, 4.0, 5.0]
     metrics = [None, "loss", "acc", "lr", None, "loss", "lr", "acc", "acc"]
     assert find_iterations(names, values) == (metrics, [4, 4, 3, 4, 5, 5, 5, 5, 4])
@@ -52,7 +52,7 @@ def test_names_that_are_put_together_again_and_again_are_put_as_one_by_one():
     names, values = together.take()
     assert (flatten(names), values) == one_by_one.take()
     assert together.hints == one_by_one.hints
-    assert names.count(["a", "b"]) == 3  # but for the first, and in the scope
+    assert names.count(["a", "b"]) == 4  # but for the one in the scope
 
 
 def test_what_stays_on_a_device_is_put_one_by_one(monkeypatch):
@@ -62,7 +62,7 @@ def test_what_stays_on_a_device_is_put_one_by_one(monkeypatch):
     log.put_all({"a": 3.0, "b": torch.tensor(4.0)}, True)
     log.put_all({"a": 5.0, "b": 6}, True)
     names, values = log.take()
-    assert names == [None, "a", "b", "a", "b", ["a", "b"]]
+    assert names == [None, ["a", "b"], "a", "b", ["a", "b"]]
     assert values.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
@@ -71,7 +71,10 @@ def test_what_is_no_number_leaves_no_trace_of_what_is_put_with_it():
     log.put_all({"a": 1.0, "b": 2.0}, True)
     with pytest.raises(TypeError, match="metric 'b' must be a Python or NumPy number"):
         log.put_all({"a": 3.0, "b": "4"}, True)
-    assert log.take()[0] == [None, "a", "b"]
+    with pytest.raises(ValueError, match="metric 'b' was put with smoothing_hint=True before"):
+        log.put_all({"c": 3.0, "b": 4.0}, False)
+    assert log.take()[0] == [None, ["a", "b"]]
+    assert log.hints == {"a": True, "b": True}
 
 
 def test_names_that_are_put_together_keep_their_hints():
@@ -93,7 +96,7 @@ def test_names_known_in_a_scope_are_not_known_outside():
     for prefix in ("scope/", "", "scope/"):
         log.open_scope(prefix)
         log.put_all({"a": 1.0}, True)
-    assert log.take()[0] == [None, "scope/a", "a", "scope/a"]
+    assert log.take()[0] == [None, "scope/a", ["a"], "scope/a"]
     assert log.hints == {"scope/a": True, "a": True}
 
 
