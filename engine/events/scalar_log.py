@@ -129,13 +129,15 @@ class ScalarLog:
             # The same strings as before, most often: no hash and no letter is looked at.
             if known.names == names and known.hint is smoothing_hint:
                 return known
-        for name in filter(self.hints.__contains__, names):  # before others have theirs
+        hints = {self.prefix + name: bool(smoothing_hint) for name in names}
+        for name in filter(self.hints.__contains__, names):  # before the others have theirs
             self.check_hint(name, smoothing_hint)
-        self.hints.update(dict.fromkeys(names, bool(smoothing_hint)))
+        self.hints.update(hints)
         if len(self.known_together) >= MAX_KNOWN_TOGETHER:
             self.known_together.clear()
-        self.known_together.append(Together(names, smoothing_hint, struct.Struct(f"{len(names)}d")))
-        return self.known_together[-1]
+        together = Together(names, smoothing_hint, struct.Struct(f"{len(names)}d"))
+        self.known_together.append(together)
+        return together
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """What `EventStorage.put_numbers` does."""

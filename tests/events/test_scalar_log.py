@@ -71,6 +71,8 @@ def test_what_is_no_number_leaves_no_trace_of_what_is_put_with_it():
     log.put_all({"a": 1.0, "b": 2.0}, True)
     with pytest.raises(TypeError, match="metric 'b' must be a Python or NumPy number"):
         log.put_all({"a": 3.0, "b": "4"}, True)
+    with pytest.raises(TypeError, match="can only concatenate str"):
+        log.put_all({"c": 3.0, 4: 4.0}, True)
     with pytest.raises(ValueError, match="metric 'b' was put with smoothing_hint=True before"):
         log.put_all({"c": 3.0, "b": 4.0}, False)
     assert log.take()[0] == [None, ["a", "b"]]
