@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from engine.events.history import Column, HistoryBuffer
-from engine.events.scalar_log import Name, find_iterations
+from engine.events.scalar_log import Metric, Name, find_iterations
 from engine.events.table import MAX_ROWS, Table, find_cycle
 
 KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
@@ -55,10 +55,8 @@ class Histories(Mapping[str, HistoryBuffer]):
         if not rows and (cycle := find_cycle(names)):
             self._begin_table(cycle)
             rows = self._table.count_rows(names)
-        start, place = (
-            len(names) - rows * len(self._table.head),
-            len(values) - rows * self._table.width,
-        )
+        start = len(names) - rows * len(self._table.head)
+        place = len(values) - rows * self._table.width
         if start:
             self._add_odd(names[:start], values[:place])
         self._added_last = len(values) - place
@@ -138,7 +136,7 @@ class Histories(Mapping[str, HistoryBuffer]):
             self._find_or_make(name).extend(*column)
         self._unshown.update(dict.fromkeys(columns))
 
-    def _begin_table(self, names: Sequence[str | list[str]]) -> None:
+    def _begin_table(self, names: Sequence[Metric]) -> None:
         if self._table.rows:
             self.sort_in_all()
             self._unshown.update(dict.fromkeys(self._table.names))
@@ -148,7 +146,7 @@ class Histories(Mapping[str, HistoryBuffer]):
     def _leave_table(self, name: str) -> None:
         """Have nothing of a name in the table."""
         if self._table.rows and name in self._table.places:
-            self._begin_table(self._table.head[1:])  # type: ignore[arg-type]
+            self._begin_table(self._table.metrics)
 
     def _find_or_make(self, name: str) -> HistoryBuffer:
         if name not in self._by_name:

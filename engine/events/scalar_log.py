@@ -14,10 +14,12 @@ MAX_ENTRIES = 2 * 20_000  # names and values that wait for a reader: after the s
 MAX_IN_STEP = MAX_ENTRIES + 10_000  # or in the midst of one: what is cut there is slower to read
 MAX_KNOWN_TOGETHER = 30  # or code that puts new names in each step would fill the memory
 
-Name = str | tuple[str, int] | list[str] | None
+Metric = str | list[str]
+"""The name of a metric, or those of several that were put together, with a value each."""
+
+Name = Metric | tuple[str, int] | None
 """What a value stands for: a metric in the current iteration; a metric in the iteration beside its
-name; or, after None, the number of an iteration that begins there. A list is of metrics that were
-put together, each of which has a value."""
+name; or, with None, the number of an iteration that begins there."""
 
 
 class SmoothingHintError(ValueError, AssertionError):

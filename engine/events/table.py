@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.events.history import Column, median
-from engine.events.scalar_log import Name, flatten
+from engine.events.scalar_log import Metric, Name, flatten
 
 MAX_ROWS = 2_000
 KEPT_ROWS = 250  # of a table that has more than these
@@ -18,15 +18,16 @@ class Table:
     """A row a step, a column a name: what a hundred names have in common is done once for all.
 
     The first column is the iteration. The others are taken for the histories of their names when
-    someone asks for these. `names` are as in a `ScalarLog`.
+    someone asks for these.
     """
 
-    def __init__(self, names: Sequence[str | list[str]] = ()) -> None:
-        self.names: list[str] = flatten(names)  # type: ignore[assignment]
+    def __init__(self, metrics: Sequence[Metric] = ()) -> None:
+        self.metrics = metrics
+        self.names: list[str] = flatten(metrics)  # type: ignore[assignment]
         self.places = {name: place for place, name in enumerate(self.names, start=1)}
         self.width = len(self.names) + 1
         self.rows = 0
-        self.head: list[Name] = [None, *names]
+        self.head: list[Name] = [None, *metrics]
         self._cells = array("d")
         self._successive = 0  # rows at the end, of iterations that follow one another
         self._taken = [0] * self.width  # rows, of each column
@@ -120,16 +121,15 @@ class Table:
         return iterations
 
 
-def find_cycle(names: list[Name]) -> list[str | list[str]]:
-    """The names that come in each iteration up to the end of the list, twice or more; [] if none
+def find_cycle(names: list[Name]) -> list[Metric]:
+    """The metrics that come in each iteration up to the end of the list, twice or more; [] if none
     do."""
     last = names[-1]
     if names.count(last) < 2:
         return []
     width = names[::-1].index(last, 1)
     head, *others = cycle = names[-width:]
-    metrics = flatten(others)
-    is_row = head is None and len({name for name in metrics if isinstance(name, str)}) == len(
-        metrics
-    )
-    return others if is_row and names[-2 * width : -width] == cycle else []  # type: ignore[return-value]
+    metrics = [name for name in others if isinstance(name, str | list)]
+    flat = flatten(metrics)
+    is_row = head is None and len(metrics) == width - 1 and len(set(flat)) == len(flat)
+    return metrics if is_row and names[-2 * width : -width] == cycle else []
