@@ -11,7 +11,7 @@ from engine.events.history import Column, HistoryBuffer
 from engine.events.scalar_log import Metric, Name, find_iterations
 from engine.events.table import MAX_ROWS, Table, find_cycle
 
-KEPT_VALUES = 2_000  # of each scalar; the whole curve is in the files that writers make
+KEPT_VALUES = MAX_ROWS  # of each scalar; the whole curve is in the files that writers make
 
 Reading = tuple[float, int, int]
 """The value to show, its iteration, and how many there have been."""
@@ -136,11 +136,11 @@ class Histories(Mapping[str, HistoryBuffer]):
             self._find_or_make(name).extend(*column)
         self._unshown.update(dict.fromkeys(columns))
 
-    def _begin_table(self, names: Sequence[Metric]) -> None:
+    def _begin_table(self, metrics: Sequence[Metric]) -> None:
         if self._table.rows:
             self.sort_in_all()
             self._unshown.update(dict.fromkeys(self._table.names))
-        self._table = Table(names)
+        self._table = Table(metrics)
         self._shown_rows = self._added_last = 0
 
     def _leave_table(self, name: str) -> None:
@@ -150,6 +150,7 @@ class Histories(Mapping[str, HistoryBuffer]):
 
     def _find_or_make(self, name: str) -> HistoryBuffer:
         if name not in self._by_name:
+            name = "" + name  # a string and no more: a checkpoint holds no other
             reference = weakref.ref(self)  # a strong one would be a cycle
 
             def catch_up() -> None:

@@ -9,6 +9,8 @@ import numpy as np
 
 from engine.events.history import Column
 
+SCALE = 2.0**-16  # of sums, which large numbers would make infinite: it rounds nothing
+
 
 class Layout(NamedTuple):
     """What a rank has put, in the order it came, but for the values themselves."""
@@ -86,12 +88,12 @@ class JointPlan:
             if self._has_groups:
                 order, starts, counts = self._groups
                 values = values[order]
-                means = np.add.reduceat(values, starts) / counts
+                means = np.add.reduceat(values * SCALE, starts) / (counts * SCALE)
                 least = np.minimum.reduceat(values, starts)
                 largest = np.maximum.reduceat(values, starts)
             else:
                 table = values.reshape(self._rows, -1)
-                means = np.add.reduce(table) / self._rows
+                means = np.add.reduce(table * SCALE) / (self._rows * SCALE)
                 least, largest = np.minimum.reduce(table), np.maximum.reduce(table)
         # What is the same on all ranks, as the result of an evaluation, is not rounded.
         return np.where(self._is_time | (least == largest), largest, means)

@@ -48,9 +48,9 @@ class MediaQueue:
 
     def take(self, reader: object) -> list[tuple[Any, ...]]:
         """The entries that came since `reader` last asked."""
-        if not self._entries:
-            return []
         read = self._read.get(reader)
+        if read == self._count:
+            return []
         self._read[reader] = self._count
         new = self._count - (read or 0)
         return list(self._entries)[-new:] if new else []

@@ -12,7 +12,7 @@ from engine.events.scalar import as_scalar, fetch, is_deferred
 
 MAX_ENTRIES = 2 * 20_000  # names and values that wait for a reader: after the step, the log is full
 MAX_IN_STEP = MAX_ENTRIES + 10_000  # or in the midst of one: what is cut there is slower to read
-MAX_KNOWN_TOGETHER = 30  # or code that puts new names in each step would fill the memory
+MAX_KNOWN_TOGETHER = 300  # or code that puts new names in each step would fill the memory
 
 Metric = str | list[str]
 """The name of a metric, or those of several that were put together, with a value each."""
@@ -64,7 +64,8 @@ class ScalarLog:
         self.has_tensors = False
         self.hints: dict[str, bool] = {}  # by name, the smoothing hint
         self.hints_as_put = self.hints  # by name as it is put: none where a name scope is open
-        self.known_together: list[Together] = []  # what `put_all` has had
+        # What `put_all` has had, by how many names and the first of them.
+        self.known_together: dict[tuple[int | str, ...], Together] = {}
         self.together = 0  # scalars that wait in entries of `put_all`
         self.packer = struct.Struct("")  # of what was taken last that was put together
         self.names_of_packer: list[Name] = []
@@ -126,19 +127,18 @@ class ScalarLog:
         if len(self.entries) + self.together > MAX_IN_STEP:
             self.when_full()
 
-    def _find_together(self, names: list[str], smoothing_hint: bool) -> "Together":
-        for known in self.known_together:
-            # The same strings as before, most often: no hash and no letter is looked at.
-            if known.names == names and known.hint is smoothing_hint:
-                return known
-        hints = {self.prefix + name: bool(smoothing_hint) for name in names}
-        for name in filter(self.hints.__contains__, names):  # before the others have theirs
-            self.check_hint(name, smoothing_hint)
-        self.hints.update(hints)
+    def _find_together(self, names: list[str], smoothing_hint: bool) -> Together:
+        key: tuple[int | str, ...] = (len(names), *names[:1])
+        known = self.known_together.get(key)
+        # The same strings as before, most often: no letter of them is looked at.
+        if known is not None and known.names == names and known.hint is smoothing_hint:
+            return known
+        names = ["" + name for name in names]  # a TypeError if one is no string
+        self.set_hint(names, smoothing_hint)
         if len(self.known_together) >= MAX_KNOWN_TOGETHER:
             self.known_together.clear()
         together = Together(names, smoothing_hint, struct.Struct(f"{len(names)}d"))
-        self.known_together.append(together)
+        self.known_together[key] = together
         return together
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
@@ -166,7 +166,7 @@ class ScalarLog:
         """The name with its prefix, where the hint fits it."""
         name = self.prefix + name
         if self.hints.get(name, ...) is not smoothing_hint:
-            self.check_hint(name, smoothing_hint)
+            self.set_hint([name], smoothing_hint)
         return name
 
     def take_hint(self, name: str, smoothing_hint: bool) -> None:
@@ -175,19 +175,20 @@ class ScalarLog:
             self.hints[name] = smoothing_hint
             self.foreign.add(name)
 
-    def check_hint(self, name: str, smoothing_hint: bool) -> None:
-        """Refuse a hint that is not the one the name was first put with."""
-        known = self.hints.setdefault(name, bool(smoothing_hint))
-        if known is not bool(smoothing_hint):
-            if name in self.foreign:  # the program may have been changed since
-                self.foreign.remove(name)
-                self.known_together.clear()  # which may have it with the other hint
-                self.hints[name] = bool(smoothing_hint)
-                return
-            raise SmoothingHintError(
-                f"metric {name!r} was put with smoothing_hint={known} before and with "
-                f"{smoothing_hint} now; use one of them everywhere, or another name"
-            )
+    def set_hint(self, names: list[str], smoothing_hint: bool) -> None:
+        """Have this be the hint of names; refuse it where one was first put with the other."""
+        hint = bool(smoothing_hint)
+        changed = [name for name in names if self.hints.get(name, hint) is not hint]
+        for name in changed:
+            if name not in self.foreign:
+                raise SmoothingHintError(
+                    f"metric {name!r} was put with smoothing_hint={not hint} before and with "
+                    f"{smoothing_hint} now; use one of them everywhere, or another name"
+                )
+        if changed:  # the program may have been changed since the checkpoint
+            self.foreign.difference_update(changed)
+            self.known_together.clear()  # which may have them with the other hint
+        self.hints.update(dict.fromkeys(names, hint))
 
     def take(self) -> "tuple[list[Name], array[float]]":
         """Empty the log: names and values as they came. Tensors become numbers.

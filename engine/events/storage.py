@@ -240,13 +240,11 @@ class EventStorage:
 
     def unwritten_images(self, reader: object) -> list[tuple[str, torch.Tensor, int]]:
         """Name, CHW uint8 image and iteration of the images put since `reader` last asked."""
-        images = self._images.take(reader)
-        return [(name, as_uint8(image), at) for name, image, at in images] if images else []
+        return [(name, as_uint8(image), at) for name, image, at in self._images.take(reader)]
 
     def unwritten_histograms(self, reader: object) -> list[dict]:
         """As arguments of `SummaryWriter.add_histogram_raw`, those since `reader` last asked."""
-        samples = self._samples.take(reader)
-        return [summarize_histogram(*entry) for entry in samples] if samples else []
+        return [summarize_histogram(*entry) for entry in self._samples.take(reader)]
 
     def expect_media_reader(self, reader: object) -> None:
         """Keep images and histograms until `reader` has had them, though it has not asked yet."""

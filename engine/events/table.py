@@ -34,24 +34,22 @@ class Table:
         self._iterations = 0, array("q")  # what `take` gave last, and from which row
 
     def count_rows(self, names: list[Name]) -> int:
-        """How many rows of the table these names are, up to their end.
+        """How many rows of the table there are at the end of these names.
 
         What a write or an evaluation puts comes once, before the steps that follow it.
         """
-        length, end = len(self.head), len(names)
-        if self.names and names[-length:] == self.head:
-            for start in range(end % length, min(end, 4 * length), length):
-                rows = (end - start) // length
-                if names[start:] == self.head * rows:
-                    return rows
-        return 0
+        length, start = len(self.head), len(names)
+        while self.names and names[start - length : start] == self.head:
+            start -= length
+        return (len(names) - start) // length
 
     def add(self, cells: "array[float]") -> None:
         """Add the values of whole rows, in the order of the names, each after its iteration."""
         dates = cells[:: self.width].tolist()
         if dates[-1] - dates[0] == len(dates) - 1 and sorted(set(dates)) == dates:
             follows = self.rows and self._cells[-self.width] == dates[0] - 1
-            self._successive = len(dates) + (self._successive if follows else 0)
+            successive = len(dates) + (self._successive if follows else 0)
+            self._successive = min(successive, MAX_ROWS)  # a history keeps no more values
         else:
             self._successive = 1
         self._cells.extend(cells)
@@ -94,7 +92,7 @@ class Table:
 
     def read(self, window: int) -> tuple[list[float], list[float], int] | None:
         """Of each name the median of the last `window` iterations and the last value; and the last
-        iteration. None as of `recent`."""
+        iteration. None where `recent` gives None."""
         if not 0 < window < self._successive:
             return None
         width, start = self.width, (self.rows - window) * self.width

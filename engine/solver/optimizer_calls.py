@@ -33,7 +33,7 @@ _WITHOUT_GRAD = _code_of(_use_grad_for_differentiable(Optimizer.step))
 # A program may have put functions of its own in their places before this is imported.
 _ARE_TORCHS = all(
     code is not None and code.co_filename.startswith(os.path.dirname(torch.__file__))
-    for code in (_code_of(_ZERO_GRAD), _AROUND_STEP)
+    for code in (_code_of(_ZERO_GRAD), _AROUND_STEP, _WITHOUT_GRAD)
 )
 
 

@@ -78,6 +78,14 @@ def test_infinity_stays():
     assert math.isnan(joint[13])
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_mean_of_large_numbers_is_finite(sign):
+    assert join({13: sign * 1e308}, {13: sign * 1.5e308}) == [{13: sign * 1.25e308}]
+    third_has_another = [{12: 1.0}, {12: 1.0}, {}]
+    ranks = [{13: sign * 1e308} | one for one in third_has_another]
+    assert join(*ranks, {13: sign * 1.4e308}) == [{12: 1.0, 13: sign * 1.1e308}]
+
+
 def test_names_are_kept_apart():
     ranks = [{12: 1.0}, {12: 5.0, 13: 2.0}, {}], [{}, {12: 7.0}, {12: 3.0}]
     assert join(*ranks) == [{12: 1.0}, {12: 6.0, 13: 2.0}, {12: 3.0}]

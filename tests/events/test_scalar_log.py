@@ -111,6 +111,26 @@ def test_a_hint_that_replaces_that_of_a_checkpoint_counts_for_names_together_too
         log.put_all({"acc": 3.0}, True)
 
 
+def test_hints_that_are_refused_leave_those_of_a_checkpoint():
+    log = ScalarLog(0)
+    log.take_hint("acc", True)
+    log.put("loss", 1.0)
+    with pytest.raises(ValueError, match="metric 'loss' was put with smoothing_hint=True before"):
+        log.put_all({"acc": 1.0, "loss": 1.0}, False)
+    assert log.hints == {"acc": True, "loss": True}
+    log.put_all({"acc": 1.0}, False)  # it may still change
+    assert log.hints == {"acc": False, "loss": True}
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_groups_of_names_are_told_apart_by_all_of_their_names(count):
+    log = ScalarLog(0)
+    groups = [["first", *(f"{letter}{at}" for at in range(count))] for letter in "abab"]
+    for number, names in enumerate(groups):
+        log.put_all(dict.fromkeys(names, float(number)), True)
+    assert log.take()[0] == [None, *groups]
+
+
 def test_the_metrics_of_a_step_stay_in_its_iteration_whatever_another_thread_does():
     log = ScalarLog(5)
 
@@ -215,8 +235,8 @@ def test_what_is_no_iteration_is_refused(iteration):
 
 def test_a_name_keeps_its_first_hint():
     log = ScalarLog(0)
-    log.check_hint("loss", True)
-    log.check_hint("loss", True)
+    log.set_hint(["loss"], True)
+    log.set_hint(["loss"], True)
     with pytest.raises(ValueError, match="metric 'loss' was put with smoothing_hint=True before"):
-        log.check_hint("loss", False)
+        log.set_hint(["loss"], False)
     assert log.hints == {"loss": True}

@@ -121,6 +121,17 @@ def test_smoothing_is_a_median_over_iterations_and_only_where_hinted():
     assert storage.count_samples("acc", 31) == 4
 
 
+@pytest.mark.parametrize("steps", [3000, 6000, 6010])
+def test_a_window_that_is_longer_than_a_history_is_as_long_as_one(steps):
+    storage = EventStorage()
+    for storage.iter in range(steps):
+        storage.put_scalar("loss", storage.iter)
+    for window in (1999, 2000, 2500):
+        kept = range(steps - min(window, 2000), steps)
+        assert storage.recent("loss", window) == list(kept)
+        assert storage.readings(window)["loss"] == (sum(kept) / len(kept), steps - 1, steps)
+
+
 def test_recent_values_are_those_of_the_last_iterations():
     storage = EventStorage(log_period=2)
     for storage.iter in range(9):

@@ -61,6 +61,22 @@ def test_every_reader_gets_everything():
         assert storage.unwritten_images(reader) == storage.unwritten_histograms(reader) == []
 
 
+def test_a_reader_that_found_nothing_yet_gets_what_one_that_reads_more_often_has_had():
+    storage, often, seldom = EventStorage(), Reader(), Reader()
+    for storage.iter in range(4):
+        if storage.iter > 0:
+            storage.put_image("image", IMAGE)
+            storage.put_histogram("weights", torch.ones(3))
+        for reader in (often, seldom) if storage.iter % 3 == 0 else (often,):
+            images, histograms = (
+                storage.unwritten_images(reader),
+                storage.unwritten_histograms(reader),
+            )
+    assert reader is seldom
+    assert [at for *_, at in images] == [1, 2, 3]
+    assert [one["global_step"] for one in histograms] == [1, 2, 3]
+
+
 def test_only_the_latest_value_of_a_name_is_handed_out_sorted_by_iteration():
     storage, reader = EventStorage(), Reader()
     for storage.iter in range(20):
@@ -70,6 +86,27 @@ def test_only_the_latest_value_of_a_name_is_handed_out_sorted_by_iteration():
     storage.put_scalar("early", 1.0, cur_iter=3)
     records = storage.unwritten(reader, window_size=4)
     assert list(records.items()) == [(3, {"early": 1.0}), (17, {"acc": 17.0}), (19, {"loss": 17.5})]
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_names_that_are_more_than_strings_are_saved_as_strings(together, steps):
+    class Name(str):
+        pass
+
+    storage, reader = EventStorage(), Reader()
+    metrics = {Name(f"metric{number}"): 1.0 for number in range(12)}
+    for storage.iter in range(steps):
+        if together:
+            storage.put_scalars(metrics)
+        else:
+            for name, value in metrics.items():
+                storage.put_scalar(name, value)
+    storage.unwritten(reader)
+    state = storage.state_dict()
+    names = [*state["scalars"], *(name for cursor in state["cursors"].values() for name in cursor)]
+    assert len(names) == 24
+    assert {type(name) for name in names} == {str}
 
 
 def test_a_reader_that_did_not_read_between_two_resumes_keeps_its_place():

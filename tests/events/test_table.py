@@ -33,6 +33,7 @@ def table():
         ([None, "loss", "double", "loss"], 0),
         ([None, "loss", "double", None], 0),
         ([None, "eta"], 0),
+        (["double"], 0),
     ],
 )
 def test_rows_are_found_after_what_was_put_once(table, names, rows):
@@ -45,6 +46,8 @@ def test_rows_of_names_that_were_put_together_are_found():
     assert table.names == ["a", "b", "loss"]
     assert table.count_rows([None, "eta", *[None, together, "loss"] * 3]) == 3
     assert table.count_rows([None, ["a", "c"], "loss"]) == 0
+    evaluation = [f"group{number}/accuracy" for number in range(50)]
+    assert table.count_rows([None, *evaluation, *[None, together, "loss"] * 3]) == 3
 
 
 @pytest.mark.parametrize(

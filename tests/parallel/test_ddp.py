@@ -47,6 +47,9 @@ def work(rank: int, folder: Path) -> dict:
     module = TellsWhoIsActive()
     module.wrapped = weakref.ref(active := create_ddp_model(module))
     seen["is active"] = [active(torch.ones(1, 1)), is_active(), active(None), is_active()]
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        module.wrapped = weakref.ref(with_reducer_in_python := create_ddp_model(module))
+        seen["is active with a reducer in Python"] = with_reducer_in_python(torch.ones(1, 1))
     compiled = torch.compile(create_ddp_model(nn.Linear(1, 1, bias=False)), backend="eager")
     compiled(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
     seen["compiled"] = compiled.module.weight.grad.item()
@@ -122,6 +125,7 @@ def test_a_profiler_sees_its_forward_pass(processes):
 
 def test_a_compiler_can_tell_which_model_is_in_its_forward_pass(processes):
     assert processes[0]["is active"] == [True, False, True, False]
+    assert not processes[0]["is active with a reducer in Python"]  # as in torch
 
 
 def test_it_can_be_compiled(processes):

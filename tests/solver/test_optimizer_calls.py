@@ -52,7 +52,7 @@ def test_both_do_what_the_methods_do(name, options):
 
 @pytest.mark.parametrize("is_enabled", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
-def test_gradients_are_off_in_a_step_and_then_as_they_were(weight, monkeypatch, is_enabled, fails):
+def test_gradients_are_off_in_a_step_and_then_as_they_were(weight, is_enabled, fails):
     seen = []
 
     class Own(torch.optim.SGD):
@@ -174,6 +174,29 @@ def test_a_schedule_of_torch_knows_that_the_optimizer_stepped(sgd, recwarn):
     optimizer_calls.step(sgd)
     schedule.step()
     assert not recwarn.list  # torch warns of schedules that step before their optimizer
+
+
+def test_what_was_put_around_steps_before_the_import_is_called():
+    program = """
+import functools
+import torch
+from torch.optim import optimizer
+calls = []
+def traced(step):
+    @functools.wraps(step)
+    def call(self):
+        calls.append("step")
+        return step(self)
+    return call
+optimizer._use_grad_for_differentiable = traced
+class Own(torch.optim.SGD):
+    step = traced(torch.optim.SGD.step)
+from engine.solver import optimizer_calls
+optimizer_calls.step(Own([torch.nn.Parameter(torch.ones(1))], lr=0.1))
+print(calls)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "['step']\n", done.stderr
 
 
 def test_what_was_put_in_the_place_of_torchs_before_the_import_is_called():
