@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.events.history import Column
 
-SCALE = 2.0**-16  # of sums, which large numbers would make infinite: it rounds nothing
+SCALE = 2.0**-16  # of sums, which large numbers would make infinite: it rounds none above 1e-300
 
 
 class Layout(NamedTuple):

@@ -14,6 +14,7 @@ from engine.events.storage import EventStorage
 from engine.events.writer import EventWriter, WindowSize
 
 MAX_SECONDS = 10**13  # more cannot be shown
+TIMES = 200  # of steps, that the time to the end is told from
 
 
 class CommonMetricPrinter(EventWriter):
@@ -91,10 +92,16 @@ class CommonMetricPrinter(EventWriter):
             return None
         if "time" in storage.smoothing_hints():
             # A median: one step that took long, as on a laptop that slept, is not what comes.
-            seconds = median(storage.recent("time", 200))
+            seconds = median(self._last_times(storage))
         elif self._last_write and storage.iter > self._last_write[0]:
             last, last_time = self._last_write
             seconds = (time.perf_counter() - last_time) / (storage.iter - last)
         else:
             return None
         return seconds * max(self._max_iter - storage.iter - 1, 0)
+
+    def _last_times(self, storage: EventStorage) -> list[float]:
+        times = storage.recent("time", TIMES)
+        if len(times) == TIMES:  # of as many iterations, as most often: no history has to be made
+            return times
+        return [value for value, _ in storage.history("time").values()[-TIMES:]]

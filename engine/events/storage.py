@@ -185,7 +185,7 @@ class EventStorage:
         """As `latest_with_smoothing_hint`, with how many values there have been of each."""
         self.sync()
         with self._histories.lock:
-            window = window_size or self._smoothing_window
+            window = window_size or self.smoothing_window
             return dict(self._histories.readings(window, self._log.hints))
 
     @property
@@ -204,7 +204,7 @@ class EventStorage:
     def recent(self, name: str, window_size: int | None = None) -> list[float]:
         """The values of a scalar in the `window_size` iterations up to its latest."""
         self.sync()
-        window = window_size or self._smoothing_window
+        window = window_size or self.smoothing_window
         values = self._histories.recent(name, window)
         return self.history(name).recent(window) if values is None else values
 

@@ -92,6 +92,15 @@ def test_past_max_iter_the_eta_is_not_negative(printed):
     assert printed()[0]["eta"] == "0:00:00"
 
 
+def test_the_eta_is_of_the_last_times_also_where_they_are_put_now_and_then(printed):
+    with EventStorage() as storage:
+        for storage.iter in range(10_001):
+            if storage.iter % 200 == 0:
+                storage.put_scalar("time", 60.0 if storage.iter == 10_000 else 0.1)
+        CommonMetricPrinter(20_001).write()
+        assert storage.latest()["eta_seconds"] == (1000.0, 10_000)
+
+
 def test_without_a_time_the_eta_comes_from_the_time_between_lines(printed):
     printer = CommonMetricPrinter(max_iter=1_000)
     with EventStorage() as storage:

@@ -132,6 +132,17 @@ def test_a_window_that_is_longer_than_a_history_is_as_long_as_one(steps):
         assert storage.readings(window)["loss"] == (sum(kept) / len(kept), steps - 1, steps)
 
 
+def test_a_subclass_may_have_a_window_of_its_own():
+    class Own(EventStorage):
+        smoothing_window = 3
+
+    storage = Own()
+    for storage.iter in range(30):
+        storage.put_scalar("loss", storage.iter)
+    assert storage.recent("loss") == [27.0, 28.0, 29.0]
+    assert storage.latest_with_smoothing_hint() == {"loss": (28.0, 29)}
+
+
 def test_recent_values_are_those_of_the_last_iterations():
     storage = EventStorage(log_period=2)
     for storage.iter in range(9):
