@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -122,12 +122,7 @@ class RunState:
         end at different iterations."""
         if self._is_alone():
             return
-        lengths = comm.all_gather(self._trainer.max_iter)
-        if len(set(lengths)) > 1:
-            raise ValueError(
-                f"ranks would train to different iterations: {lengths}; give all the same, in "
-                "iterations if their epochs are not equally long"
-            )
+        _refuse_different(comm.all_gather(self._trainer.max_iter))
         joint = [hook for hook in self._trainer._hooks if hook.is_joint]
         first, *others = comm.all_gather(Counter(map(_joint_class, joint)))
         for rank, counts in enumerate(others, start=1):
@@ -143,8 +138,11 @@ class RunState:
         in the middle."""
         trainer, saved, self._saved = self._trainer, self._saved, {}
         if not self._is_alone():
-            names = comm.all_gather([trainer._hook_list.name_of(hook) for hook in trainer._hooks])
-            self._common_hooks = set.intersection(*map(set, names))
+            own = {trainer._hook_list.name_of(hook) for hook in trainer._hooks}
+            names, lengths = zip(*comm.all_gather((own, trainer.max_iter)), strict=True)
+            _refuse_different(lengths)  # a hook's `before_train` may have set it
+            self._common_hooks = set.intersection(*names)
+            trainer._steps_are_joint = True
         if "random_states" in saved:
             restore_random_states(saved["random_states"])
         if left_at := saved.get("left_at"):
@@ -201,6 +199,14 @@ class RunState:
     def _is_alone(self) -> bool:
         # Ranks would have to agree before each batch, so only a single one leaves an evaluation.
         return comm.get_world_size() == 1
+
+
+def _refuse_different(lengths: Sequence[int]) -> None:
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"ranks would train to different iterations: {[*lengths]}; give all the same, in "
+            "iterations if their epochs are not equally long"
+        )
 
 
 def _joint_class(hook: HookBase) -> str:

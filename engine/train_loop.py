@@ -31,8 +31,9 @@ class TrainerBase:
     `max_iter`. `storage` is the run's EventStorage, readable also after the run.
     """
 
-    max_iter: int = 0  # here, as a subclass may set it before it calls our constructor
     storage: EventStorage
+    _max_iter = 0  # here, as a subclass may set it before it calls our constructor
+    _steps_are_joint = False  # whether several ranks take steps together now
 
     def __init__(self) -> None:
         self.iter = 0
@@ -68,7 +69,7 @@ class TrainerBase:
                     self._run_state.compare_ranks()
                     self.before_train()
                     self._run_state.take_up()
-                    while self.iter < self.max_iter and not self._is_stopped():
+                    while not self._is_over():
                         self._iter_is_ahead = True
                         self.before_step()
                         self.run_step()
@@ -97,6 +98,22 @@ class TrainerBase:
         in. It may be called in a signal handler.
         """
         self._stopping.ask(reason, requeue)
+
+    @property
+    def max_iter(self) -> int:
+        """The number of iterations that the run ends with.
+
+        With several processes one of them may set it in the midst of a run; it is then that of all,
+        some steps later.
+        """
+        return self._max_iter
+
+    @max_iter.setter
+    def max_iter(self, max_iter: int) -> None:
+        if self._steps_are_joint:
+            self._stopping.wanted_length = max_iter
+        else:
+            self._max_iter = max_iter
 
     @property
     def stop_reasons(self) -> list[str]:
@@ -146,7 +163,7 @@ class TrainerBase:
         self._hook_list.start()
 
     def after_train(self) -> None:
-        self._is_training = False
+        self._is_training = self._steps_are_joint = False
         # A `train` of the user's own may call this in a `finally`, with an error on its way.
         self.failed = self.failed or sys.exc_info()[1] not in (None, self._handled_error)
         self._handled_error = None  # it would keep all that its frames hold
@@ -287,10 +304,21 @@ class TrainerBase:
         else:
             logger.warning("%s at iteration %d", type(error).__name__, self.iter)
 
-    def _is_stopped(self) -> bool:
+    def _is_over(self) -> bool:
+        if self.iter >= self.max_iter:
+            self._agree_on_max_iter()
+            if self.iter >= self.max_iter:
+                return True
         if self.storage.early_stop:
             self._heed_early_stop()
-        return self._stopping.is_made()
+        is_stopped = self._stopping.is_made()
+        if self._stopping.asks_for_length:
+            self._agree_on_max_iter()
+        return is_stopped or self.iter >= self.max_iter
+
+    def _agree_on_max_iter(self) -> None:
+        if self._steps_are_joint:
+            self._max_iter = max(self.iter, self._stopping.agree_on_length(self.max_iter))
 
     def _heed_early_stop(self) -> None:
         if self.storage.early_stop and not self.stop_reasons:

@@ -51,7 +51,7 @@ def test_all_ranks_skip_a_step_that_is_bad_on_one(processes, path):
 
 
 def test_each_rank_says_whose_loss_it_was(processes):
-    good = "the loss of another rank is infinite or NaN at iteration 2; the step is skipped"
+    good = "the loss of rank 1 is infinite or NaN at iteration 2; the step is skipped"
     what = "the loss became infinite or NaN on rank 1 at iteration 2: loss_scaled = nan"
     bad = f"{what}; the step is skipped"
     assert [process["warnings"] for process in processes] == [[good] * 3, [bad] * 3]

@@ -3,6 +3,7 @@
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def work(rank: int, folder: Path) -> dict:
             "requeue": trainer.requeue,
             "reasons": trainer.stop_reasons,
             "evaluated": len(evaluated),
+            "max_iter": trainer.max_iter,
         }
 
     def early_stop(trainer: TrainerBase) -> None:
@@ -67,6 +69,20 @@ def work(rank: int, folder: Path) -> dict:
 
     def stop(trainer: TrainerBase) -> None:
         trainer.stop("enough")
+
+    def set_length(length: int) -> Callable[[TrainerBase], None]:
+        def set_it(trainer: TrainerBase) -> None:
+            trainer.max_iter = length
+
+        return set_it
+
+    def different_lengths(trainer: TrainerBase) -> None:
+        trainer.max_iter = 30 + rank
+
+    def refusal_of(*hooks: HookBase) -> str:
+        with pytest.raises(ValueError, match="different iterations") as raised:
+            end_of(*hooks)
+        return str(raised.value)
 
     def wait_long(trainer: TrainerBase) -> None:
         time.sleep(0.1)
@@ -96,6 +112,15 @@ def work(rank: int, folder: Path) -> dict:
         "in an evaluation": end_of(stop_in_evaluation()),
         "before all": end_of(CallbackHook(before_train=stop)),
         "a rank is slow": end_of(stop_at(5, stop), CallbackHook(before_step=wait_long)),
+        "shorter": end_of(stop_at(5, set_length(12))),
+        "over": end_of(stop_at(5, set_length(3))),
+        "longer": end_of(stop_at(5, set_length(35))),
+        "longer in the last step": end_of(stop_at(29, set_length(35))),
+        "shorter and longer": end_of(
+            stop_at(5, set_length(12)), CallbackHook(after_step=set_length(33))
+        ),
+        "shorter from the start": end_of(CallbackHook(before_train=set_length(12))),
+        "different from the start": refusal_of(CallbackHook(before_train=different_lengths)),
         "resumed": resume(rank, folder),
     }
     return seen
@@ -167,10 +192,33 @@ def test_what_one_rank_wants_both_do_a_step_later_or_right_after_an_evaluation(
         assert (seen[case]["iter"], seen[case]["requeue"], seen[case]["evaluated"]) == end
 
 
-def test_each_rank_knows_its_own_reasons(processes):
-    assert processes[0]["stop"]["reasons"] == ["another process asked for it"]
+@pytest.mark.parametrize(
+    ("case", "end"),
+    [
+        ("shorter", 12),
+        ("over", 7),
+        ("longer", 35),
+        ("longer in the last step", 35),
+        ("shorter and longer", 33),
+        ("shorter from the start", 12),
+    ],
+)
+def test_the_length_that_one_rank_sets_is_that_of_all(processes, case, end):
+    for seen in processes:
+        assert (seen[case]["iter"], seen[case]["max_iter"]) == (end, end)
+        assert (seen[case]["evaluated"], seen[case]["reasons"]) == (1, [])
+
+
+def test_lengths_that_differ_at_the_start_are_refused(processes):
+    for seen in processes:
+        assert "train to different iterations: [30, 31]" in seen["different from the start"]
+
+
+def test_ranks_without_a_reason_of_their_own_know_that_of_another(processes):
+    assert processes[0]["stop"]["reasons"] == ["enough (on rank 1)"]
     assert processes[1]["stop"]["reasons"] == ["enough"]
-    assert processes[0]["both"]["reasons"] == ["SIGTERM received", "another process asked for it"]
+    assert processes[0]["signal"]["reasons"] == ["SIGTERM received (on rank 1)"]
+    assert processes[0]["both"]["reasons"] == ["SIGTERM received", "enough (on rank 1)"]
     assert processes[0]["nothing"]["reasons"] == processes[1]["nothing"]["reasons"] == []
 
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import weakref
+from itertools import repeat
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -25,7 +26,7 @@ class _Step(NamedTuple):
     iteration: int
     total_loss: torch.Tensor
     losses: Numbers
-    is_bad_on_any_rank: torch.Tensor | None  # None where ranks do not ask one another
+    bad_ranks: tuple[torch.Tensor, ...]  # as of `_find_bad_ranks`; none where ranks do not ask
 
 
 class NonFiniteGuard:
@@ -76,7 +77,9 @@ class NonFiniteGuard:
         message = find_nonfinite(total_loss, losses, iteration)
         is_bad = bool(message)
         if self.is_joint:
-            is_bad = bool(_on_any_rank(torch.as_tensor(total_loss)))
+            count, numbers = _find_bad_ranks(torch.as_tensor(total_loss)).tolist()
+            is_bad = count > 0
+            message = message or _describe_others(count, numbers, iteration)
         if is_bad:
             self._report(message, iteration)
         self._had_good_step |= not is_bad
@@ -89,12 +92,12 @@ class NonFiniteGuard:
         iteration: int,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        anywhere = _on_any_rank(total_loss) if self.is_joint else None
+        bad_ranks = tuple(_find_bad_ranks(total_loss)) if self.is_joint else ()
         if self.policy == "skip":
-            found = _is_bad(total_loss) if anywhere is None else anywhere
+            found = bad_ranks[0] if bad_ranks else _is_bad(total_loss)
             optimizer.found_inf = found  # type: ignore[attr-defined]
         self._watch(get_event_storage())
-        self._waiting.append(_Step(iteration, total_loss, losses, anywhere))
+        self._waiting.append(_Step(iteration, total_loss, losses, bad_ranks))
         if len(self._waiting) >= MAX_WAITING:
             self._look_at_waiting()
 
@@ -109,11 +112,11 @@ class NonFiniteGuard:
             return
         steps, self._waiting = self._waiting, []  # each is told once, also if that raises
         totals = scalar.fetch([step.total_loss for step in steps])
-        flags = [step.is_bad_on_any_rank for step in steps if step.is_bad_on_any_rank is not None]
-        are_bad = scalar.fetch(flags) or [0.0] * len(steps)
-        for step, total, is_bad in zip(steps, totals, are_bad, strict=True):
+        numbers = scalar.fetch([number for step in steps for number in step.bad_ranks])
+        bad_ranks = zip(numbers[::2], numbers[1::2], strict=True) if numbers else repeat((0.0, 0.0))
+        for step, total, bad in zip(steps, totals, bad_ranks, strict=False):
             message = find_nonfinite(total, step.losses, step.iteration)
-            if message or is_bad:
+            if message := message or _describe_others(*bad, step.iteration):
                 self._report(message, step.iteration)
 
     def _report(self, message: str, iteration: int) -> None:
@@ -125,7 +128,6 @@ class NonFiniteGuard:
         self._last_skipped = iteration
         if count & (count - 1):  # of many in a row the 1st, 2nd, 4th, 8th, …
             return
-        message = message or f"the loss of another rank is infinite or NaN at iteration {iteration}"
         in_a_row = f", {count} in a row and {self.skipped} in this run" if count > 1 else ""
         logger.warning("%s; the step is skipped%s", message, in_a_row)
 
@@ -150,5 +152,15 @@ def _is_bad(total_loss: torch.Tensor) -> torch.Tensor:
     return (~torch.isfinite(total_loss)).float()
 
 
-def _on_any_rank(total_loss: torch.Tensor) -> torch.Tensor:
-    return comm.reduce_dict({"bad": _is_bad(total_loss)}, average=False)["bad"]
+def _find_bad_ranks(total_loss: torch.Tensor) -> torch.Tensor:
+    """How many ranks have a sum that is not finite, and the sum of their numbers."""
+    is_bad = _is_bad(total_loss)
+    own = torch.stack([is_bad, is_bad * comm.get_rank()])
+    return comm.reduce_dict({"bad": own}, average=False)["bad"]
+
+
+def _describe_others(count: float, numbers: float, iteration: int) -> str:
+    if not count:
+        return ""
+    who = f"rank {numbers:.0f}" if count == 1 else f"{count:.0f} other ranks"
+    return f"the loss of {who} is infinite or NaN at iteration {iteration}"
