@@ -22,6 +22,7 @@ from engine.events.step_metrics import (
     put_step_metrics,
     total_loss,
 )
+from engine.parallel import comm
 from engine.parallel.fsdp import device_type_of, shard_optimizer_state
 from engine.parallel.strategy import no_gradient_sync
 from engine.solver import optimizer_calls
@@ -62,6 +63,9 @@ class SimpleTrainer(TrainerBase):
     accumulate = 1
     clip_gradients: Callable[[torch.optim.Optimizer], torch.Tensor] | None = None
     _data_loader_iter_obj: Iterator[Any] | None = None
+    _backward_start = 0.0
+    _backward_end: float | None = None  # of the step before
+    _busy_time: float | None = None
 
     def __init__(
         self,
@@ -109,6 +113,8 @@ class SimpleTrainer(TrainerBase):
             metrics, data_time = self._run_batch()
         else:
             metrics, data_time = self._run_batches()
+        if self._has_other_ranks:
+            self._note_busy_time(data_time)
         self.after_backward()
         # False says that the loss is not finite and the policy is to skip such steps.
         if self._write_metrics(metrics, data_time) is not False:
@@ -122,10 +128,13 @@ class SimpleTrainer(TrainerBase):
         # To change the data, wrap the data loader.
         data = next(self._data_loader_iter_obj or self._data_loader_iter)
         data_time = perf_counter() - start
+        if self._backward_end is None:
+            self._backward_end = start
         metrics = self._forward(data)  # to change the losses, wrap the model
         loss = total_loss(metrics)
         if is_first and not self.zero_grad_before_forward:
             optimizer_calls.zero_grad(self.optimizer)
+        self._backward_start = perf_counter()
         try:
             self._backward(loss if self.accumulate == 1 else loss / self.accumulate)
         except (RuntimeError, AttributeError) as error:
@@ -141,6 +150,13 @@ class SimpleTrainer(TrainerBase):
             with no_gradient_sync(self.model) if left else nullcontext():
                 parts.append(self._run_batch(is_first=not parts))
         return mean_of([metrics for metrics, _ in parts]), sum(seconds for _, seconds in parts)
+
+    def _note_busy_time(self, data_time: float) -> None:
+        """How long this rank was busy by itself since the last backward pass, in which ranks wait
+        for each other: with the optimizer, hooks and the forward pass. Data have their own time."""
+        assert self._backward_end is not None
+        self._busy_time = self._backward_start - self._backward_end - data_time
+        self._backward_end = perf_counter()
 
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Drop the data loader, then take the one that the function builds."""
@@ -160,6 +176,7 @@ class SimpleTrainer(TrainerBase):
 
     def begin_data_at(self, iteration: int) -> None:
         """Where a run begins: `start_data_at`, with a warning if the loader begins anew."""
+        self._backward_end = None
         self.start_data_at(iteration)
         has_place = any(hasattr(self.data_loader, one) for one in ("start_at", "load_state_dict"))
         if iteration > 0 and not has_place and self._data_loader_iter_obj is None:
@@ -204,6 +221,10 @@ class SimpleTrainer(TrainerBase):
         self._data_loader_iter_obj = batches
 
     @cached_property
+    def _has_other_ranks(self) -> bool:
+        return comm.get_world_size() > 1
+
+    @cached_property
     def nonfinite(self) -> NonFiniteGuard:
         return NonFiniteGuard()
 
@@ -234,7 +255,9 @@ class SimpleTrainer(TrainerBase):
         """Store the metrics where the period says so; False if the step is to be skipped."""
         iteration = (self._outer or self).iter if iter is None else iter
         is_stored = (iteration + 1) % self.gather_metric_period == 0
-        total, numbers = put_step_metrics(loss_dict, data_time, iteration, prefix, is_stored)
+        total, numbers = put_step_metrics(
+            loss_dict, data_time, iteration, prefix, is_stored, self._busy_time
+        )
         if type(total) is float and isfinite(total) and not self.nonfinite.is_joint:
             return True
         losses = losses_among(loss_dict, numbers)

@@ -1,7 +1,9 @@
-"""SimpleTrainer on two processes when the loss of one of them is NaN."""
+"""SimpleTrainer on two processes: when the loss of one of them is NaN, and when one is slow."""
 
 import logging
 import math
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engine import SimpleTrainer
+from engine import SimpleTrainer, hooks
 from engine.events import scalar
 from engine.parallel.ddp import create_ddp_model
 
@@ -34,12 +36,35 @@ def train(bad_rank: int | None, fused: bool, steps: int) -> float:
     return model.module.weight.item()
 
 
+class SlowInForward(Scaled):
+    def forward(self, batch):
+        time.sleep(0.03 * dist.get_rank())
+        return super().forward(batch)
+
+
+def train_slowly(model: nn.Module, *slow_hooks: hooks.HookBase) -> dict[str, float]:
+    """The latest metrics after some steps, as writers see them."""
+    wrapped = create_ddp_model(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    trainer = SimpleTrainer(wrapped, [1.0], optimizer)
+    trainer.register_hooks([*slow_hooks, hooks.PeriodicWriter([], 10, over_ranks=True)])
+    trainer.train(0, 21)
+    return {name: value for name, (value, _) in trainer.storage.latest().items()}
+
+
 def work(rank: int, folder: Path) -> dict:
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warnings.append(record.getMessage())
     logging.getLogger("engine").addHandler(handler)
-    seen = {"expected": train(None, False, 5), "cpu": train(1, False, 6)}
+    slow_hook = hooks.CallbackHook(after_step=lambda trainer: time.sleep(0.03 * rank))
+    seen = {
+        "slow forward pass": train_slowly(SlowInForward()),
+        "slow hook": train_slowly(Scaled(), slow_hook),
+        "slow warnings": warnings.copy(),
+    }
+    warnings.clear()
+    seen |= {"expected": train(None, False, 5), "cpu": train(1, False, 6)}
     scalar.DEFERS_ALL = True
     seen |= {"waiting": train(1, False, 6), "fused": train(1, True, 6), "warnings": warnings}
     return seen
@@ -55,3 +80,16 @@ def test_each_rank_says_whose_loss_it_was(processes):
     what = "the loss became infinite or NaN on rank 1 at iteration 2: loss_scaled = nan"
     bad = f"{what}; the step is skipped"
     assert [process["warnings"] for process in processes] == [[good] * 3, [bad] * 3]
+
+
+def test_a_rank_that_is_slow_by_itself_is_named(processes):
+    told = processes[0]["slow warnings"]
+    assert len(told) == 2
+    for line in told:
+        assert re.match(r"Rank 1 \(on .+\) is slow: its busy_time is \d\d+\.\d ms on average", line)
+    assert processes[1]["slow warnings"] == []
+
+
+@pytest.mark.parametrize("case", ["slow forward pass", "slow hook"])
+def test_the_time_that_a_rank_is_busy_is_that_of_the_slowest(processes, case):
+    assert processes[0][case]["busy_time"] > 0.03 > processes[0][case]["data_time"]

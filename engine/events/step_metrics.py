@@ -57,9 +57,15 @@ def find_unfit_loss(metrics: Metrics) -> str:
 
 
 def put_step_metrics(
-    metrics: Metrics, data_time: float, iteration: int, prefix: str = "", is_stored: bool = True
+    metrics: Metrics,
+    data_time: float,
+    iteration: int,
+    prefix: str = "",
+    is_stored: bool = True,
+    busy_time: float | None = None,
 ) -> tuple[float | torch.Tensor, Numbers]:
-    """Store the metrics of a step, the sum of the losses and the time to get the data.
+    """Store the metrics of a step, the sum of the losses, the time to get the data and, where there
+    are other ranks, the time in which this one did not wait for them.
 
     Returns the sum of the losses, as `total_loss` defines it, and each metric: as a number where
     no device has to be asked for it. With `is_stored` false nothing is stored.
@@ -76,6 +82,8 @@ def put_step_metrics(
     if is_stored:
         numbers[total_name] = total
         numbers["data_time"] = numbers["rank_data_time"] = float(data_time)
+        if busy_time is not None:
+            numbers["busy_time"] = busy_time
         get_event_storage().put_numbers(numbers, iteration)
     return total, numbers
 

@@ -428,11 +428,11 @@ def test_a_rank_that_failed_is_not_waited_for(processes):
 
 def test_a_step_that_is_long_as_it_waits_for_others_names_no_rank(log):
     hints = {"time": True, "data_time": True}
-    layout = Layout(places=np.arange(8) % 2, ages=3 - np.arange(8) // 2)
+    layout = Layout(places=np.arange(20) % 2, ages=9 - np.arange(20) // 2)
     messages = [
-        (News(host, hints, layout), np.full(8, seconds).tobytes())
+        (News(host, hints, layout), np.full(20, seconds).tobytes())
         for host, seconds in {"first": 0.01, "second": 0.05}.items()
     ]
-    AllRanks(window=4).join(messages, iteration=3)
+    AllRanks(window=10).join(messages, iteration=9)
     assert "its data_time is 50.0 ms" in log.text
     assert "its time is" not in log.text

@@ -40,6 +40,15 @@ def test_a_rank_that_stays_slow_is_named_ever_more_rarely(caplog):
     assert len(told(caplog, 1, 30, 1, windows=100)) == 7  # in windows 1, 2, 4, … 64
 
 
+@pytest.mark.parametrize("window", [1, 20])
+def test_one_long_time_is_no_slow_rank(caplog, window):
+    slow_ranks = SlowRanks(window)
+    slow_ranks.hosts = HOSTS
+    for seconds in (0.001,) * 15 + (5.0,) + (0.001,) * 4:  # with a write after each step
+        slow_ranks.note("busy_time", np.array([[seconds], [0.001]]))
+    assert not caplog.records
+
+
 def test_a_short_burst_is_no_slow_rank(caplog):
     slow_ranks = SlowRanks(window=20)
     slow_ranks.hosts = HOSTS
