@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -28,11 +29,12 @@ from engine.parallel.device import BACKENDS, find_accelerator, set_current_devic
 from engine.parallel.failures import FailureReports
 from engine.parallel.heartbeat import Heartbeat
 from engine.parallel.job import Exit, Job
-from engine.parallel.network import find_interface
+from engine.parallel.network import FlagError, find_interface
 from engine.utils.environment import usable_cpus
 
 MONITOR = 0.1  # seconds until the agent notices a death
 GLANCE = 0.02  # seconds between looks for processes that have just begun
+LONG_WAIT = 15.0  # seconds for other machines, until that is told
 PATIENCE = 5.0  # seconds that are given to the agent to end by itself
 LONGEST_SILENCE = timedelta(minutes=1)  # of a machine, until the others give it up
 STOP_SIGNALS = [
@@ -97,6 +99,8 @@ def run_processes(job: Job) -> list[Any]:
                     what = f"{job.num_machines} machines do not meet at {where}"
                     if is_lost and job.have_met:
                         what = f"machine 0 at {where} is gone"
+                    if job.machine_rank == 0:
+                        what += " (is there another machine 0, or another program at this port?)"
                     raise LaunchError(f"{what}: {type(error).__name__}: {error}") from error
                 logger.warning("Machine 0 at %s is gone; waiting for it", job.host)
                 reports.clear()  # a new agent counts from the beginning
@@ -136,7 +140,15 @@ def _start_agent(job: Job) -> Agent:
     # In the main thread it would handle signals: end the processes, and forget their exit codes.
     # A daemon, for one that waits on a dead link cannot be ended.
     threading.Thread(target=run, name="elastic agent", daemon=True).start()
+    if job.num_machines > 1:
+        call_later(LONG_WAIT, _tell_of_waiting, job, agent)
     return agent
+
+
+def _tell_of_waiting(job: Job, agent: Agent) -> None:
+    if not (job.pids() or agent.done()):
+        where = f"{job.host}:{job.port}"
+        logger.warning("Waiting for all %d machines to come to %s", job.num_machines, where)
 
 
 def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
@@ -146,6 +158,8 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
     ends = Ends()
     pause, known, began = GLANCE, list[int](), 0.0
     while not futures.wait([agent], timeout=pause).done and time.monotonic() < deadline:
+        if heartbeat.contradiction:
+            raise FlagError(heartbeat.contradiction)
         pids = list(job.pids().values())
         # A process has to be watched before it ends: what comes after is the agent's.
         are_all_there = len(pids) == job.num_processes and all(map(is_running, pids))
@@ -240,6 +254,23 @@ def _run_process(job: Job) -> Any:
         raise
     job.returned(local_rank).touch()
     comm.leave_groups()
+    # What the first process returns is all that `launch` gives on.
+    return _sendable(result) if local_rank == 0 or isinstance(result, Exit) else None
+
+
+def _sendable(result: Any) -> Any:
+    """What a function returned; None where it cannot be sent to the launcher, as a trainer."""
+    try:
+        ForkingPickler.dumps(result)
+    except Exception as error:
+        logger.warning(
+            "What the function returned (%s) cannot be sent to the launcher, which returns None: "
+            "%s: %s",
+            type(result).__name__,
+            type(error).__name__,
+            error,
+        )
+        return None
     return result
 
 
@@ -306,6 +337,12 @@ def _join_group(job: Job) -> None:
     # torch numbers machines in the order of their addresses; we as the user has.
     rank = job.machine_rank * job.num_processes + local_rank
     world_size = job.num_machines * job.num_processes
+    if int(os.environ["WORLD_SIZE"]) != world_size:
+        raise FlagError(
+            f"--num-gpus {job.num_processes} --num-machines {job.num_machines} are {world_size} "
+            f"processes, but the machines that have met run {os.environ['WORLD_SIZE']}: give all "
+            "of them the same flags"
+        )
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -313,6 +350,11 @@ def _join_group(job: Job) -> None:
         is_master=os.environ["RANK"] == "0",
         timeout=job.timeout,
     )
+    if store.add(f"rank {rank}", 1) > 1:
+        raise FlagError(
+            f"two machines have --machine-rank {job.machine_rank}: give each its own, 0 to "
+            f"{job.num_machines - 1}"
+        )
     os.environ["RANK"] = str(rank)
     comm.timeout = job.timeout
     backend = BACKENDS[set_current_device(local_rank)]

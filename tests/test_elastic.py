@@ -325,6 +325,40 @@ def test_a_machine_that_cannot_begin_is_not_waited_for():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["1 2 0 29875", "2 2 1 29875"], "but the machines that have met run 3: give all of them"),
+        (["1 2 0 29876", "1 3 1 29876"], "machines were started with --num-machines "),
+        (["1 3 0 29877", "1 3 1 29877", "1 3 1 29877"], "two machines have --machine-rank 1: give"),
+    ],
+)
+def test_machines_whose_flags_contradict_each_other_end_at_once(flags, message):
+    machines = [start(f"machine_with {numbers}") for numbers in flags]
+    errors = [machine.communicate(timeout=110)[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [1] * len(flags)
+    assert any(message in one for one in errors), errors
+
+
+@pytest.mark.slow
+def test_a_machine_that_waits_long_for_others_says_so():
+    process = start("wait_for_machine")
+    waiting = "Waiting for all 2 machines to come to 127.0.0.1:29871\n"
+    assert process.stderr.readline() == waiting
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_a_function_may_return_what_cannot_be_sent():
+    process = start("return_a_lock")
+    output, errors = process.communicate(timeout=110)
+    assert (process.returncode, output) == (0, "None\n"), errors
+    assert "What the function returned (lock) cannot be sent to the launcher" in errors
+    assert errors.count("returned") == 1  # nobody asks for that of rank 1
+
+
+@pytest.mark.slow
 def test_a_rank_that_ends_without_a_word_is_started_again():
     process = start("leave_once")
     output, errors = process.communicate(timeout=110)
@@ -470,6 +504,12 @@ def main(name: str) -> None:
     elif name == "wait_for_machine":
         print("waiting", flush=True)
         launch(wait_for_signal, 1, 2, 0, "127.0.0.1:29871", args=(False,))
+    elif name.startswith("machine_with "):
+        num_gpus, num_machines, machine, port = map(int, name.split()[1:])
+        address = f"127.0.0.1:{port}"
+        launch(comm.synchronize, num_gpus, num_machines, machine, address)
+    elif name == "return_a_lock":
+        print(launch(threading.Lock, 2))
     elif name.startswith("machine_"):
         launch(comm.synchronize, 1, 2, int(name[-1]), "127.0.0.1:29873")
     elif name in ("fail_to_stop_twice", "fail_in_two_ways"):

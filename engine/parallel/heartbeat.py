@@ -18,8 +18,10 @@ class Heartbeat:
 
     def __init__(self, host: str, port: int, machine: int, num_machines: int, limit: float) -> None:
         self.limit = limit
+        self.contradiction = ""  # of the machines, about how many they are
         self._address = host, port
         self._machine = machine
+        self._num_machines = str(num_machines)
         self._watched = range(1, num_machines) if machine == 0 else range(0)
         self._values: dict[int, bytes] = {}
         self._heard: dict[int, float] = {}  # when, of machines that are there
@@ -72,7 +74,13 @@ class Heartbeat:
 
     def _beat(self, store: dist.Store) -> None:
         mine = str(self._machine)
+        first = store.compare_set("num_machines", "", self._num_machines).decode()
+        if first != self._num_machines:
+            numbers = f"--num-machines {first} and --num-machines {self._num_machines}"
+            store.set("contradiction", f"machines were started with {numbers}: give all the same")
         while True:
+            if store.check(["contradiction"]):
+                self.contradiction = store.get("contradiction").decode()
             store.set(mine, str(time.time_ns()))
             store.get(mine)  # an answer
             if self._machine > 0:
