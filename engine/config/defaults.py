@@ -291,31 +291,31 @@ _C.PARALLEL = CN()
 # trains a model of its own. With one process all are the same.
 _C.PARALLEL.STRATEGY = OneOf("ddp", "fsdp", "none")
 # Batch norm takes its statistics over all processes; needs an accelerator.
-_C.PARALLEL.SYNC_BN = False
+_C.PARALLEL.SYNC_BN = Given(False)
 # Arguments of torch's DistributedDataParallel.
 _C.PARALLEL.DDP = CN()
 # Send the buffers of rank 0 to all before each forward pass.
-_C.PARALLEL.DDP.BROADCAST_BUFFERS = False
+_C.PARALLEL.DDP.BROADCAST_BUFFERS = Given(False)
 # Look for parameters that took no part in the loss; costs time, needed where some do not.
-_C.PARALLEL.DDP.FIND_UNUSED_PARAMETERS = False
+_C.PARALLEL.DDP.FIND_UNUSED_PARAMETERS = Given(False)
 # The same parameters take part in each step: lets DDP save work.
-_C.PARALLEL.DDP.STATIC_GRAPH = False
+_C.PARALLEL.DDP.STATIC_GRAPH = Given(False)
 # Gradients live in the buckets that DDP sends: saves their copies, in memory and in each step.
-_C.PARALLEL.DDP.GRADIENT_AS_BUCKET_VIEW = True
+_C.PARALLEL.DDP.GRADIENT_AS_BUCKET_VIEW = Given(True)
 # Send gradients as "fp16" or "bf16"; "none" sends them as they are.
 _C.PARALLEL.DDP.COMPRESSION = OneOf("none", "fp16", "bf16")
 # Arguments of torch's fully_shard.
 _C.PARALLEL.FSDP = CN()
 # Classes of modules that are sharded one by one, such as [TransformerBlock]; the rest is as one.
-_C.PARALLEL.FSDP.SHARD_CLASSES = ()
+_C.PARALLEL.FSDP.SHARD_CLASSES = Given(())
 # Precision of the gathered weights, to compute with: "bfloat16", "float16"; "" is the model's own.
 _C.PARALLEL.FSDP.PARAM_DTYPE = OneOf("", "bfloat16", "float16", "float32")
 # Precision in which gradients are summed over processes; "" is that of PARAM_DTYPE.
 _C.PARALLEL.FSDP.REDUCE_DTYPE = OneOf("", "bfloat16", "float16", "float32")
 # Free gathered weights after the forward pass, and gather them again for the backward pass.
-_C.PARALLEL.FSDP.RESHARD_AFTER_FORWARD = True
+_C.PARALLEL.FSDP.RESHARD_AFTER_FORWARD = Given(True)
 # Keep parts that are not in use in host memory.
-_C.PARALLEL.FSDP.CPU_OFFLOAD = False
+_C.PARALLEL.FSDP.CPU_OFFLOAD = Given(False)
 
 # torch.compile.
 _C.COMPILE = CN()

@@ -1,4 +1,6 @@
-from engine.config import get_cfg
+import pytest
+
+from engine.config import ConfigError, get_cfg
 
 
 def test_every_call_gives_a_copy_of_its_own():
@@ -25,6 +27,15 @@ def test_every_period_accepts_iterations_epochs_and_minutes():
     for value in ("500", "2 epoch", "10 min"):
         cfg.merge_from_list([item for key in keys for item in (key, value)])
     assert cfg.SOLVER.CHECKPOINT_PERIOD == "10 min"
+
+
+def test_no_setting_of_parallel_may_be_left_empty():
+    sections = {"PARALLEL", "PARALLEL.DDP", "PARALLEL.FSDP"}
+    keys = {key for key in get_cfg().keys_of_tree() if key.startswith("PARALLEL")} - sections
+    assert len(keys) > 10
+    for key in keys:
+        with pytest.raises(ConfigError, match=f"{key} is None .*; expected"):
+            get_cfg().merge_from_list([key, None])
 
 
 def test_hooks_and_optimizer_arguments_come_as_they_are(tmp_path):
