@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.autograd import profiler
 
+from engine.config import ConfigError
 from engine.parallel import comm
 from engine.utils.suggest import hint_at
 
@@ -39,7 +40,10 @@ def create_ddp_model(
     if device.type != "cpu":
         kwargs.setdefault("device_ids", [device])
     elif compression == "bf16":
-        raise ValueError("on the CPU, gradients cannot be sent as bf16; use fp16 or none")
+        raise ConfigError(
+            "PARALLEL.DDP.COMPRESSION is 'bf16', and on the CPU gradients cannot be sent so; use "
+            "fp16 or none"
+        )
     if "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters:
         # The name of it since torch 2.13, which does not leave buffers as each rank has made them.
         if "broadcast_buffers" in kwargs:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from engine.config import ConfigError
 from engine.parallel import comm
 from engine.utils.suggest import hint_at
 
@@ -44,7 +45,10 @@ def create_fsdp_model(
         "reshard_after_forward": reshard_after_forward,
     }
     if empty := [name for name, p in model.named_parameters() if not p.numel()]:
-        raise ValueError(f"the parameter {empty[0]!r} is empty and cannot be sharded: use ddp")
+        raise ConfigError(
+            f"PARALLEL.STRATEGY is 'fsdp': the parameter {empty[0]!r} is empty and cannot be "
+            "sharded; use ddp"
+        )
     if cpu_offload and device != "cpu":
         options["offload_policy"] = CPUOffloadPolicy()
     tied = tied_parameters(model)
@@ -58,9 +62,10 @@ def create_fsdp_model(
         fully_shard(model, **options)
     if parted := set(tied) - set(tied_parameters(model)):
         name = min(parted)
-        raise ValueError(
-            f"{name} and {tied[name]} share their memory and cannot be sharded apart: leave the "
-            f"classes of the modules that hold them out of SHARD_CLASSES {list(shard_classes)}"
+        raise ConfigError(
+            f"PARALLEL.FSDP.SHARD_CLASSES is {list(shard_classes)}: {name} and {tied[name]} share "
+            "their memory and cannot be sharded apart; leave out the classes of the modules that "
+            "hold them"
         )
     return model
 
@@ -151,12 +156,12 @@ def missing_batches(model: Any, batches: int | None) -> int:
 
 
 def _modules_of(model: nn.Module, classes: Sequence[str]) -> list[nn.Module]:
-    there = {type(module).__name__ for module in model.modules()}
+    there = sorted({type(module).__name__ for module in model.modules()})
     for name in classes:
         if name not in there:
-            raise ValueError(
-                f"SHARD_CLASSES: the model has no module of a class {name!r}"
-                f"{hint_at(name, there)} (there are: {', '.join(sorted(there))})"
+            raise ConfigError(
+                f"PARALLEL.FSDP.SHARD_CLASSES: the model has no module of a class {name!r}"
+                f"{hint_at(str(name), there)} (there are: {', '.join(there)})"
             )
     return [module for module in model.modules() if type(module).__name__ in classes]
 

@@ -325,6 +325,7 @@ def test_exported_weights_are_whole(processes, folder):
 
 def test_weights_that_share_memory_are_not_sharded_apart(processes):
     assert "blocks.1.linear.weight and blocks.0.linear.weight share" in processes[0]["tied"]
+    assert "PARALLEL.FSDP.SHARD_CLASSES is ['Block']" in processes[0]["tied"]
     assert processes[0]["tied as one"] == {"blocks.1.linear.weight": "blocks.0.linear.weight"}
 
 
@@ -335,7 +336,7 @@ def test_all_ranks_say_the_same_of_a_shard_that_is_damaged(processes):
 
 
 def test_an_empty_parameter_is_refused_by_its_name(processes):
-    assert "the parameter 'nothing' is empty" in processes[0]["empty"]
+    assert "PARALLEL.STRATEGY is 'fsdp': the parameter 'nothing' is" in processes[0]["empty"]
 
 
 def test_ranks_that_use_different_parameters_are_noticed_in_the_first_step(processes):

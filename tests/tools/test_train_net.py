@@ -181,6 +181,9 @@ def test_a_mistyped_key_is_one_message_and_exit_code_1(start_tool, config, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+FSDP = ["PARALLEL.STRATEGY=fsdp"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -198,6 +201,14 @@ def test_a_mistyped_key_is_one_message_and_exit_code_1(start_tool, config, tmp_p
         (["SOLVER.LR_SCHEDULER_NAME=WarmupCosine"], ["did you mean WarmupCosineLR"]),
         (["SOLVER.NONFINITE=skp"], ["SOLVER.NONFINITE is 'skp'", "'raise', 'skip', 'ignore'"]),
         (["PARALLEL.STRATEGY=DDP"], ["PARALLEL.STRATEGY is 'DDP'", "'ddp', 'fsdp', 'none'"]),
+        (["PARALLEL.SYNC_BN=null"], ["PARALLEL.SYNC_BN is None", "true or false"]),
+        (["PARALLEL.FSDP.SHARD_CLASSES=null"], ["PARALLEL.FSDP.SHARD_CLASSES is None", "a list"]),
+        ([*FSDP, "PARALLEL.FSDP.SHARD_CLASSES=[1]"], ["FSDP.SHARD_CLASSES:", "class 1 (there are"]),
+        ([*FSDP, "PARALLEL.FSDP.SHARD_CLASSES=[[Linear]]"], ["FSDP.SHARD_CLASSES:", "['Linear']"]),
+        (
+            [*FSDP, "PARALLEL.FSDP.SHARD_CLASSES=[Linar]"],
+            ["ConfigError: PARALLEL.FSDP.SHARD_CLASSES: ", "'Linar'; did you mean Linear?"],
+        ),
         (["FLOAT32_PRECISION=hi"], ["FLOAT32_PRECISION is 'hi'", "'highest', 'high'"]),
         (["SOLVER.ACCUMULATE=0"], ["SOLVER.ACCUMULATE is 0", "1 or more"]),
         (["EMA.DECAY=1.5"], ["EMA.DECAY is 1.5", "0 or more, at most 1"]),
