@@ -148,7 +148,10 @@ def test_two_processes_say_that_they_compute_on_the_cpu(two_processes):
     ("flags", "message"),
     [
         ("--max-restarts -1", "--max-restarts -1: expected 0 or more"),
-        ("--num-machines 2 --dist-url here", "--dist-url here: expected host:port of machine 0"),
+        (
+            "--num-machines 2 --dist-url here:99999",
+            "--dist-url here:99999: expected host:port of machine 0, with a port from 1 to 65535",
+        ),
     ],
 )
 def test_wrong_flags_are_one_line(flags, message):

@@ -12,8 +12,10 @@ class FlagError(ValueError):
 def split_endpoint(endpoint: str) -> tuple[str, int]:
     """Host and port of `host:port` or `tcp://host:port`."""
     host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not (host and colon and port.isdigit()):
-        raise FlagError(f"--dist-url {endpoint}: expected host:port of machine 0")
+    if not (host and colon and port.isdecimal() and 1 <= int(port) <= 65535):
+        raise FlagError(
+            f"--dist-url {endpoint}: expected host:port of machine 0, with a port from 1 to 65535"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -24,9 +26,9 @@ def find_local_address(host: str, port: int) -> str:
         with socket.socket(family, kind) as probe:
             probe.connect(target)  # sends nothing: it only looks up the route
             return probe.getsockname()[0]
-    except OSError as error:
-        raise ConnectionError(
-            f"there is no way from here to machine 0 at {host}: {error}"
+    except (OSError, UnicodeError) as error:
+        raise FlagError(
+            f"there is no way from here to machine 0 at {host} (--dist-url or MASTER_ADDR): {error}"
         ) from error
 
 
