@@ -1,7 +1,8 @@
 """Where torchrun, Slurm or Kubernetes has put this process: they say it in the environment."""
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.parallel.network import FlagError
@@ -53,10 +54,10 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
     if "RANK" in environment and "WORLD_SIZE" in environment:
         # Kubernetes' PyTorchJob says no LOCAL_RANK: there a machine is a pod with one process.
         # It sets the rest for a job of one pod too, which is a machine like any other.
-        if "LOCAL_RANK" in environment or int(environment["WORLD_SIZE"]) > 1:
+        if "LOCAL_RANK" in environment or _read_number(environment, "WORLD_SIZE") > 1:
             return _read_torchrun(environment)
     # Without STEP it is the number that the job asked for: in a batch script, that is not srun's.
-    elif int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+    elif _read_number(environment, "SLURM_STEP_NUM_TASKS", default="1") > 1:
         return _read_slurm(environment)
     return None
 
@@ -82,38 +83,69 @@ def _expand_numbers(ranges: str) -> Iterator[str]:
 
 
 def _read_torchrun(environment: Mapping[str, str]) -> Place:
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
-    if missing:
-        raise FlagError(
-            f"RANK and WORLD_SIZE are set, {' and '.join(missing)} not: set all that torchrun "
-            "sets, or unset them all"
-        )
+    master = ("MASTER_ADDR", "MASTER_PORT")
+    _refuse_missing(environment, "RANK and WORLD_SIZE are", "torchrun", master)
+    world_size = _read_number(environment, "WORLD_SIZE", low=1)
+    port = _read_number(environment, "MASTER_PORT", low=1, high=65535)
     return Place(
-        rank=int(environment["RANK"]),
-        world_size=int(environment["WORLD_SIZE"]),
-        local_rank=int(environment.get("LOCAL_RANK", 0)),
-        local_size=int(environment.get("LOCAL_WORLD_SIZE", 1)),
-        master=f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
+        rank=_read_number(environment, "RANK", high=world_size - 1),
+        world_size=world_size,
+        local_rank=_read_number(environment, "LOCAL_RANK", default="0"),
+        local_size=_read_number(environment, "LOCAL_WORLD_SIZE", low=1, default="1"),
+        master=f"{environment['MASTER_ADDR']}:{port}",
         given_by="the environment (RANK, WORLD_SIZE, …)",
     )
 
 
 def _read_slurm(environment: Mapping[str, str]) -> Place:
+    names = ("STEP_TASKS_PER_NODE", "STEP_NODELIST", "JOB_ID", "PROCID", "LOCALID")
+    needed = [f"SLURM_{name}" for name in names]
+    _refuse_missing(environment, "SLURM_STEP_NUM_TASKS is", "srun", needed)
     per_machine = environment["SLURM_STEP_TASKS_PER_NODE"]  # 8(x2): eight on each of two
-    if not (same := re.fullmatch(r"(\d+)(?:\(x\d+\))?", per_machine)):
+    if not (same := re.fullmatch(r"([1-9]\d*)(?:\(x\d+\))?", per_machine)):
         raise FlagError(
-            f"srun runs {per_machine} tasks on the machines; each must run the same number: "
-            "give --ntasks-per-node"
+            f"srun runs {per_machine} tasks on the machines (SLURM_STEP_TASKS_PER_NODE); each must "
+            "run the same number: give --ntasks-per-node"
         )
-    host = expand_node_list(environment["SLURM_STEP_NODELIST"])[0]
+    nodes = environment["SLURM_STEP_NODELIST"]
+    try:
+        host = expand_node_list(nodes)[0]
+    except (IndexError, ValueError):
+        raise FlagError(f"SLURM_STEP_NODELIST is {nodes!r}: expected hosts as n[1-2],m") from None
     # Below the ports that Linux hands out; two steps of a job may run side by side.
-    job, step = int(environment["SLURM_JOB_ID"]), int(environment.get("SLURM_STEP_ID", 0))
-    port = 16384 + (64 * job + step) % 16384
+    job = _read_number(environment, "SLURM_JOB_ID")
+    step = _read_number(environment, "SLURM_STEP_ID", default="0")
+    own_port = str(16384 + (64 * job + step) % 16384)
+    port = _read_number(environment, "MASTER_PORT", low=1, high=65535, default=own_port)
+    world_size = _read_number(environment, "SLURM_STEP_NUM_TASKS")
     return Place(
-        rank=int(environment["SLURM_PROCID"]),
-        world_size=int(environment["SLURM_STEP_NUM_TASKS"]),
-        local_rank=int(environment["SLURM_LOCALID"]),
+        rank=_read_number(environment, "SLURM_PROCID", high=world_size - 1),
+        world_size=world_size,
+        local_rank=_read_number(environment, "SLURM_LOCALID"),
         local_size=int(same[1]),
-        master=f"{environment.get('MASTER_ADDR', host)}:{environment.get('MASTER_PORT', port)}",
+        master=f"{environment.get('MASTER_ADDR', host)}:{port}",
         given_by="srun",
     )
+
+
+def _refuse_missing(
+    environment: Mapping[str, str], given: str, by: str, needed: Iterable[str]
+) -> None:
+    if missing := [name for name in needed if not environment.get(name)]:
+        raise FlagError(
+            f"{given} set, {', '.join(missing)} not: set all that {by} sets, or unset them all"
+        )
+
+
+def _read_number(
+    environment: Mapping[str, str],
+    name: str,
+    low: int = 0,
+    high: float = math.inf,
+    default: str = "",
+) -> int:
+    text = environment.get(name, default)
+    if text.isdecimal() and low <= int(text) <= high:
+        return int(text)
+    bounds = f"{low} or more" if high == math.inf else f"{low} to {high}"
+    raise FlagError(f"{name} is {text!r}: expected a whole number, {bounds}")

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.parallel.cluster import expand_node_list, find_place
+from engine.parallel.network import FlagError
 
 TORCHRUN = {
     "RANK": "5",
@@ -55,6 +56,46 @@ def test_a_half_described_place_is_refused():
         find_place({name: TORCHRUN[name] for name in TORCHRUN if name != "MASTER_PORT"})
 
 
+@pytest.mark.parametrize(
+    "name", ["STEP_TASKS_PER_NODE", "STEP_NODELIST", "JOB_ID", "PROCID", "LOCALID"]
+)
+def test_a_half_described_task_of_srun_is_refused(name):
+    missing = f"SLURM_{name}"
+    with pytest.raises(FlagError, match=f"{missing} not: set all that srun sets, or unset them"):
+        find_place({key: SRUN[key] for key in SRUN if key != missing})
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "value", "expected"),
+    [
+        (TORCHRUN, "RANK", "a", "0 to 7"),
+        (TORCHRUN, "RANK", "8", "0 to 7"),
+        (TORCHRUN, "RANK", "-1", "0 to 7"),
+        (TORCHRUN, "WORLD_SIZE", "0", "1 or more"),
+        (TORCHRUN, "WORLD_SIZE", "", "1 or more"),
+        (TORCHRUN, "LOCAL_RANK", "1.5", "0 or more"),
+        (TORCHRUN, "LOCAL_WORLD_SIZE", "0", "1 or more"),
+        (TORCHRUN, "MASTER_PORT", "99999", "1 to 65535"),
+        (SRUN, "MASTER_PORT", "http", "1 to 65535"),
+        (SRUN, "SLURM_STEP_NUM_TASKS", "two", "0 or more"),
+        (SRUN, "SLURM_PROCID", "6", "0 to 5"),
+        (SRUN, "SLURM_LOCALID", "x", "0 or more"),
+        (SRUN, "SLURM_JOB_ID", "x", "0 or more"),
+        (SRUN, "SLURM_STEP_ID", "x", "0 or more"),
+    ],
+)
+def test_a_variable_that_is_no_number_or_out_of_range_is_named(environment, name, value, expected):
+    message = f"^{name} is '{value}': expected a whole number, {expected}$"
+    with pytest.raises(FlagError, match=message):
+        find_place({**environment, name: value})
+
+
+@pytest.mark.parametrize("nodes", [",", "n[a-b]", "n[5-3]"])
+def test_a_list_of_nodes_without_a_host_is_named(nodes):
+    with pytest.raises(FlagError, match=r"^SLURM_STEP_NODELIST is '.*': expected hosts"):
+        find_place({**SRUN, "SLURM_STEP_NODELIST": nodes})
+
+
 def test_tasks_of_srun_find_their_place():
     place = find_place(SRUN)
     assert (place.rank, place.world_size, place.local_rank, place.local_size) == (4, 6, 1, 3)
@@ -87,7 +128,7 @@ def test_without_several_tasks_of_srun_it_is_a_bare_machine(environment):
     assert find_place(environment) is None
 
 
-@pytest.mark.parametrize("tasks", ["3,3", "4,2", "2(x2),1"])
+@pytest.mark.parametrize("tasks", ["3,3", "4,2", "2(x2),1", "0", "x"])
 def test_machines_with_different_numbers_of_tasks_are_refused(tasks):
     with pytest.raises(ValueError, match="each must run the same number: give --ntasks-per-node"):
         find_place({**SRUN, "SLURM_STEP_TASKS_PER_NODE": tasks})
