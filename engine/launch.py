@@ -30,7 +30,7 @@ def launch(
     machine_rank: int = 0,
     dist_url: str | None = None,
     args: tuple = (),
-    timeout: timedelta = DEFAULT_TIMEOUT,
+    timeout: timedelta | float = DEFAULT_TIMEOUT,
     max_restarts: int = 0,
 ) -> Any:
     """Call `main_func(*args)` in `num_gpus_per_machine` processes on each machine.
@@ -40,10 +40,13 @@ def launch(
     that torchrun, srun or Kubernetes has started takes the place that they have given it.
 
     `dist_url` is `host:port` of machine 0. When a process dies, all end (LaunchError), or are
-    started again up to `max_restarts` times: see `was_restarted`. `timeout` bounds every wait of
-    one process for another. Signals to stop are passed on to the processes, and an exit code that
-    they end with on request (75: start me again) is the one of this program.
+    started again up to `max_restarts` times: see `was_restarted`. `timeout` (a number is
+    seconds) bounds every wait of one process for another. Signals to stop are passed on to the
+    processes, and an exit code that they end with on request (75: start me again) is the one of
+    this program.
     """
+    if not isinstance(timeout, timedelta):
+        timeout = timedelta(seconds=timeout)
     if place := find_place(os.environ):
         flags = {
             "--num-machines": (num_machines, 1, place.num_machines),

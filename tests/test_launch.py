@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,10 @@ def test_under_torchrun_the_function_runs_in_this_process_and_its_group(torchrun
     seen = launch(lambda: (os.getpid(), dist.get_backend(), comm.get_local_size()), 1)
     assert seen == (os.getpid(), dist.get_default_backend_for_device("cpu"), 1)
     assert not dist.is_initialized()
+
+
+def test_a_timeout_may_be_a_number_of_seconds(torchrun):
+    assert launch(lambda: comm.timeout, 1, timeout=90) == timedelta(seconds=90)
 
 
 def test_flags_that_say_what_torchrun_says_are_fine(torchrun):
