@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.reduction import ForkingPickler
+from pickle import PicklingError
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -65,6 +67,7 @@ def launch(
     _refuse_impossible(num_gpus_per_machine, num_machines, machine_rank, max_restarts)
     if max(1, num_gpus_per_machine) * num_machines == 1 and not max_restarts:
         return main_func(*args)
+    _refuse_without_file(main_func)
     check_count(num_gpus_per_machine)
     host, port, address = _find_machine_0(num_machines, machine_rank, dist_url)
     with TemporaryDirectory(prefix="engine_launch_") as folder:
@@ -81,7 +84,11 @@ def launch(
             max_restarts=max_restarts,
             folder=folder,
         )
-        results = run_processes(job)
+        try:
+            results = run_processes(job)
+        except (AttributeError, TypeError, PicklingError) as error:
+            _name_unsendable((main_func, *args), error)
+            raise
     if stopped := next((end for end in results if isinstance(end, Exit)), None):
         sys.exit(stopped.code)
     return results[0]
@@ -158,6 +165,30 @@ def _refuse_impossible(
             f"--machine-rank {machine_rank}: {num_machines} machine(s) have the numbers 0 to "
             f"{num_machines - 1}"
         )
+
+
+def _refuse_without_file(main_func: Callable[..., Any]) -> None:
+    """New processes import the function: that of a notebook, `python -c` or stdin is not there."""
+    file = getattr(sys.modules["__main__"], "__file__", None) or ""  # of stdin it is "<stdin>"
+    if getattr(main_func, "__module__", "") == "__main__" and not os.path.exists(file):
+        name = getattr(main_func, "__qualname__", repr(main_func))
+        raise FlagError(
+            f"new processes cannot import {name}, which is in no file, as in a notebook or python "
+            "-c: put it into a .py file and import it"
+        )
+
+
+def _name_unsendable(things: tuple, error: Exception) -> None:
+    """Say which of them it is, where processes were not started because it does not pickle."""
+    for thing in things:
+        try:
+            ForkingPickler.dumps(thing)
+        except Exception as found:
+            if str(found) == str(error):
+                raise FlagError(
+                    f"{thing!r:.80} cannot be sent to new processes: {error}; launch takes a "
+                    "function that is defined at the top of a .py file, and args that pickle"
+                ) from error
 
 
 def _refuse_contradictions(place: Place, flags: dict[str, tuple[Any, Any, Any]]) -> None:

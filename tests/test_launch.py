@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from engine import launch
 from engine.launch import may_restart, was_restarted
 from engine.parallel import comm
+from engine.parallel.network import FlagError
 
 
 def work(folder: str) -> dict:
@@ -177,6 +179,34 @@ def test_machines_are_numbered_from_0():
         launch(operator.add, 0, num_machines=2)
     with pytest.raises(ValueError, match=r"--machine-rank 2: .* numbers 0 to 1"):
         launch(operator.add, 2, num_machines=2, machine_rank=2, dist_url="127.0.0.1:29500")
+
+
+@pytest.mark.parametrize("way", ["-c", "-"])
+def test_a_function_that_is_in_no_file_is_refused_before_processes_are_started(way):
+    code = "from engine import launch\ndef main(): return 5\n"
+    assert run_code(way, code + "assert launch(main, 1) == 5").stderr == ""
+    done = run_code(way, code + "launch(main, 2)")
+    message = "FlagError: new processes cannot import main, which is in no file, as in a notebook"
+    assert message in done.stderr.splitlines()[-1]
+    assert "put it into a .py file and import it" in done.stderr.splitlines()[-1]
+
+
+def run_code(way: str, code: str) -> subprocess.CompletedProcess[str]:
+    """`python -c CODE`, or `python -` that reads it from stdin."""
+    command = [sys.executable, way, *([code] if way == "-c" else [])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        command, input=code, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "name"),
+    [(lambda: 1, (), "<lambda>"), (print, (1, threading.Lock()), "_thread.lock")],
+)
+def test_what_cannot_be_sent_to_new_processes_is_named(function, args, name):
+    with pytest.raises(FlagError, match=f"{name}.* cannot be sent to new processes: .*pickle"):
+        launch(function, 2, args=args)
 
 
 # --- under torchrun and srun ----------------------------------------------------------------
