@@ -16,15 +16,22 @@ from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 
 from engine.hooks.stopping import REQUEUE_EXIT_CODE, STARTED_AT, process_age
 from engine.mistakes import MISTAKES
 from engine.parallel import comm
-from engine.parallel.children import Ends, is_running, keep_end_to_itself, send
+from engine.parallel.children import (
+    Ends,
+    end_with_launcher,
+    is_running,
+    keep_end_to_itself,
+    quiet_resource_tracker,
+    send,
+    tell_of_leaving,
+)
 from engine.parallel.device import BACKENDS, find_accelerator, set_current_device
 from engine.parallel.failures import FailureReports
 from engine.parallel.heartbeat import Heartbeat
@@ -72,7 +79,7 @@ def run_processes(job: Job) -> list[Any]:
     meetings = 1 + job.max_restarts
     with ExitStack() as stack:
         stack.enter_context(_environment(job))
-        stack.enter_context(_quiet_resource_tracker())
+        stack.enter_context(quiet_resource_tracker())
         stack.enter_context(_passed_on_signals(job))
         stack.enter_context(FailureReports(job.folder, job.machine_rank * job.num_processes, tell))
         if job.num_machines > 1:
@@ -221,8 +228,8 @@ def _run_process(job: Job) -> Any:
     _count_starts(job, local_rank)
     job.begin(local_rank)
     keep_end_to_itself()
-    _tell_of_leaving(job.left(local_rank))
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    tell_of_leaving(job.left(local_rank))
+    end_with_launcher()
     _handle_signals(_exit)
     result: Any = None
     try:
@@ -274,19 +281,6 @@ def _sendable(result: Any) -> Any:
     return result
 
 
-def _tell_of_leaving(file: Path) -> None:
-    """Have `os._exit(0)` of this process, not of those it forks, make the file first: the launcher
-    is not sure to see the exit code, which torch's agent takes."""
-    leave, process = os._exit, os.getpid()
-
-    def tell_and_leave(status: int) -> NoReturn:
-        if status == 0 and os.getpid() == process:
-            file.touch()
-        leave(status)
-
-    os._exit = tell_and_leave
-
-
 def end_in_time() -> None:
     """Have this process end, for which others wait, though a thread of the user's own would keep
     it, or a collective that is under way: torch waits for that when Python has long ended."""
@@ -300,13 +294,6 @@ def call_later(seconds: float, function: Callable[..., Any], *args: Any) -> None
     timer = threading.Timer(seconds, function, args)
     timer.daemon = True
     timer.start()
-
-
-def _end_with_launcher() -> None:
-    """Die when the launcher is killed: its folder may belong to another run by then."""
-    if (launcher := multiprocessing.parent_process()) is not None:
-        launcher.join()
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _handle_signals(handler: Any) -> None:
@@ -361,16 +348,6 @@ def _join_group(job: Job) -> None:
     comm.enter_world(backend, store=store, rank=rank, world_size=world_size)
     comm.create_local_process_group(job.num_processes)
     comm.synchronize()
-
-
-@contextmanager
-def _quiet_resource_tracker() -> Iterator[None]:
-    """Have Python not end with words about the semaphores of processes that were killed."""
-    sys.warnoptions.append("ignore:resource_tracker")  # it is started with these options
-    try:
-        yield
-    finally:
-        sys.warnoptions.remove("ignore:resource_tracker")
 
 
 @contextmanager

@@ -84,14 +84,7 @@ def launch(
             max_restarts=max_restarts,
             folder=folder,
         )
-        try:
-            results = run_processes(job)
-        except (AttributeError, TypeError, PicklingError) as error:
-            _name_unsendable((main_func, *args), error)
-            raise
-    if stopped := next((end for end in results if isinstance(end, Exit)), None):
-        sys.exit(stopped.code)
-    return results[0]
+        return _run(job)
 
 
 def may_restart() -> bool:
@@ -105,6 +98,18 @@ def was_restarted() -> bool:
     Some ranks may be new, because their machine is: if any was restarted, all of them were.
     """
     return any(comm.all_gather(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0))
+
+
+def _run(job: Job) -> Any:
+    """What the first process of a job returns."""
+    try:
+        results = run_processes(job)
+    except (AttributeError, TypeError, PicklingError) as error:
+        _name_unsendable((job.main_func, *job.args), error)
+        raise
+    if stopped := next((end for end in results if isinstance(end, Exit)), None):
+        sys.exit(stopped.code)
+    return results[0]
 
 
 def _find_machine_0(

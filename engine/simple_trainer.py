@@ -64,7 +64,7 @@ class SimpleTrainer(TrainerBase):
     clip_gradients: Callable[[torch.optim.Optimizer], torch.Tensor] | None = None
     _data_loader_iter_obj: Iterator[Any] | None = None
     _backward_start = 0.0
-    _backward_end: float | None = None  # of the step before
+    _backward_end = 0.0  # of the step before; 0 before the first
     _busy_time: float | None = None
 
     def __init__(
@@ -128,8 +128,7 @@ class SimpleTrainer(TrainerBase):
         # To change the data, wrap the data loader.
         data = next(self._data_loader_iter_obj or self._data_loader_iter)
         data_time = perf_counter() - start
-        if self._backward_end is None:
-            self._backward_end = start
+        self._backward_end = self._backward_end or start
         metrics = self._forward(data)  # to change the losses, wrap the model
         loss = total_loss(metrics)
         if is_first and not self.zero_grad_before_forward:
@@ -154,7 +153,6 @@ class SimpleTrainer(TrainerBase):
     def _note_busy_time(self, data_time: float) -> None:
         """How long this rank was busy by itself since the last backward pass, in which ranks wait
         for each other: with the optimizer, hooks and the forward pass. Data have their own time."""
-        assert self._backward_end is not None
         self._busy_time = self._backward_start - self._backward_end - data_time
         self._backward_end = perf_counter()
 
@@ -176,7 +174,7 @@ class SimpleTrainer(TrainerBase):
 
     def begin_data_at(self, iteration: int) -> None:
         """Where a run begins: `start_data_at`, with a warning if the loader begins anew."""
-        self._backward_end = None
+        self._backward_end = 0.0
         self.start_data_at(iteration)
         has_place = any(hasattr(self.data_loader, one) for one in ("start_at", "load_state_dict"))
         if iteration > 0 and not has_place and self._data_loader_iter_obj is None:

@@ -1,14 +1,19 @@
-"""Processes that this one has started, looked at without taking their exit codes."""
+"""Processes that were started, looked at without taking their exit codes; and how they end."""
 
 import gc
+import multiprocessing
 import os
+import signal
 import stat
+import sys
 import threading
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.resource_tracker import getfd
+from pathlib import Path
+from typing import Any, NoReturn
 
 
 class Ends:
@@ -79,6 +84,40 @@ def keep_end_to_itself() -> None:
                 os.set_inheritable(descriptor, False)
                 if descriptor not in known:
                     os.register_at_fork(after_in_child=partial(_close_in, process, descriptor))
+
+
+@contextmanager
+def quiet_resource_tracker() -> Iterator[None]:
+    """Have Python not end with words about the semaphores of processes that were killed."""
+    sys.warnoptions.append("ignore:resource_tracker")  # it is started with these options
+    try:
+        yield
+    finally:
+        sys.warnoptions.remove("ignore:resource_tracker")
+
+
+def tell_of_leaving(file: Path) -> None:
+    """Have `os._exit(0)` of this process, not of those it forks, make the file first: the launcher
+    is not sure to see the exit code, which torch's agent takes."""
+    leave, process = os._exit, os.getpid()
+
+    def tell_and_leave(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == process:
+            file.touch()
+        leave(status)
+
+    os._exit = tell_and_leave
+
+
+def end_with_launcher() -> None:
+    """Have this process die when its launcher is killed, whose folder may then be another run's."""
+    if (launcher := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_after, args=(launcher,), daemon=True).start()
+
+
+def _end_after(launcher: Any) -> None:
+    launcher.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _is_for_writing(descriptor: int) -> bool:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.autograd import profiler
 
-from engine.config import ConfigError
 from engine.parallel import comm
+from engine.parallel.errors import StrategyError
 from engine.utils.suggest import hint_at
 
 Compression = Literal["none", "fp16", "bf16"]
@@ -40,7 +40,7 @@ def create_ddp_model(
     if device.type != "cpu":
         kwargs.setdefault("device_ids", [device])
     elif compression == "bf16":
-        raise ConfigError(
+        raise StrategyError(
             "PARALLEL.DDP.COMPRESSION is 'bf16', and on the CPU gradients cannot be sent so; use "
             "fp16 or none"
         )

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engine.config import ConfigError
 from engine.parallel import comm
+from engine.parallel.errors import StrategyError
 from engine.utils.suggest import hint_at
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -45,7 +45,7 @@ def create_fsdp_model(
         "reshard_after_forward": reshard_after_forward,
     }
     if empty := [name for name, p in model.named_parameters() if not p.numel()]:
-        raise ConfigError(
+        raise StrategyError(
             f"PARALLEL.STRATEGY is 'fsdp': the parameter {empty[0]!r} is empty and cannot be "
             "sharded; use ddp"
         )
@@ -62,7 +62,7 @@ def create_fsdp_model(
         fully_shard(model, **options)
     if parted := set(tied) - set(tied_parameters(model)):
         name = min(parted)
-        raise ConfigError(
+        raise StrategyError(
             f"PARALLEL.FSDP.SHARD_CLASSES is {list(shard_classes)}: {name} and {tied[name]} share "
             "their memory and cannot be sharded apart; leave out the classes of the modules that "
             "hold them"
@@ -159,7 +159,7 @@ def _modules_of(model: nn.Module, classes: Sequence[str]) -> list[nn.Module]:
     there = sorted({type(module).__name__ for module in model.modules()})
     for name in classes:
         if name not in there:
-            raise ConfigError(
+            raise StrategyError(
                 f"PARALLEL.FSDP.SHARD_CLASSES: the model has no module of a class {name!r}"
                 f"{hint_at(str(name), there)} (there are: {', '.join(there)})"
             )

@@ -9,6 +9,7 @@ from torch import nn
 
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
+from engine.parallel.errors import StrategyError
 from engine.parallel.fsdp import create_fsdp_model, is_sharded
 from engine.utils.suggest import hint_at
 
@@ -20,7 +21,7 @@ STRATEGIES = ("none", "ddp", "fsdp")
 def check_strategy(name: str) -> None:
     """Refuse a PARALLEL.STRATEGY that is not known."""
     if name not in STRATEGIES:
-        raise ValueError(
+        raise StrategyError(
             f"PARALLEL.STRATEGY is {name!r}, not one of {', '.join(STRATEGIES)}"
             f"{hint_at(name, STRATEGIES)}"
         )

@@ -103,7 +103,7 @@ def test_gradients_may_be_sent_as_float16(processes):
 
 @pytest.mark.slow
 def test_gradients_of_the_cpu_cannot_be_sent_as_bfloat16(processes):
-    assert processes[0]["bf16"].startswith("ConfigError: PARALLEL.DDP.COMPRESSION is 'bf16'")
+    assert processes[0]["bf16"].startswith("StrategyError: PARALLEL.DDP.COMPRESSION is 'bf16'")
     assert "use fp16 or none" in processes[0]["bf16"]
 
 

@@ -207,7 +207,7 @@ FSDP = ["PARALLEL.STRATEGY=fsdp"]
         ([*FSDP, "PARALLEL.FSDP.SHARD_CLASSES=[[Linear]]"], ["FSDP.SHARD_CLASSES:", "['Linear']"]),
         (
             [*FSDP, "PARALLEL.FSDP.SHARD_CLASSES=[Linar]"],
-            ["ConfigError: PARALLEL.FSDP.SHARD_CLASSES: ", "'Linar'; did you mean Linear?"],
+            ["StrategyError: PARALLEL.FSDP.SHARD_CLASSES: ", "'Linar'; did you mean Linear?"],
         ),
         (["FLOAT32_PRECISION=hi"], ["FLOAT32_PRECISION is 'hi'", "'highest', 'high'"]),
         (["SOLVER.ACCUMULATE=0"], ["SOLVER.ACCUMULATE is 0", "1 or more"]),
