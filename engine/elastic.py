@@ -42,6 +42,7 @@ from engine.utils.environment import usable_cpus
 MONITOR = 0.1  # seconds until the agent notices a death
 GLANCE = 0.02  # seconds between looks for processes that have just begun
 LONG_WAIT = 15.0  # seconds for other machines, until that is told
+LAST_WORDS = 3.0  # seconds in which other machines can read why machine 0 ends
 PATIENCE = 5.0  # seconds that are given to the agent to end by itself
 LONGEST_SILENCE = timedelta(minutes=1)  # of a machine, until the others give it up
 STOP_SIGNALS = [
@@ -106,7 +107,7 @@ def run_processes(job: Job) -> list[Any]:
                     what = f"{job.num_machines} machines do not meet at {where}"
                     if is_lost and job.have_met:
                         what = f"machine 0 at {where} is gone"
-                    if job.machine_rank == 0:
+                    if job.machine_rank == 0 and isinstance(error, RendezvousConnectionError):
                         what += " (is there another machine 0, or another program at this port?)"
                     raise LaunchError(f"{what}: {type(error).__name__}: {error}") from error
                 logger.warning("Machine 0 at %s is gone; waiting for it", job.host)
@@ -153,7 +154,8 @@ def _start_agent(job: Job) -> Agent:
 
 
 def _tell_of_waiting(job: Job, agent: Agent) -> None:
-    if not (job.pids() or agent.done()):
+    is_over = agent.done() or not os.path.isdir(job.folder)
+    if not (is_over or any(map(is_running, job.pids().values()))):
         where = f"{job.host}:{job.port}"
         logger.warning("Waiting for all %d machines to come to %s", job.num_machines, where)
 
@@ -165,9 +167,12 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
     ends = Ends()
     pause, known, began = GLANCE, list[int](), 0.0
     while not futures.wait([agent], timeout=pause).done and time.monotonic() < deadline:
-        if heartbeat.contradiction:
-            raise FlagError(heartbeat.contradiction)
         pids = list(job.pids().values())
+        heartbeat.have_met = heartbeat.have_met or job.have_met
+        if heartbeat.contradiction:
+            send(signal.SIGKILL, pids)
+            time.sleep(LAST_WORDS if job.machine_rank == 0 else 0)  # others read it there
+            raise FlagError(heartbeat.contradiction)
         # A process has to be watched before it ends: what comes after is the agent's.
         are_all_there = len(pids) == job.num_processes and all(map(is_running, pids))
         pause = 2 * MONITOR if are_all_there else GLANCE
@@ -324,12 +329,7 @@ def _join_group(job: Job) -> None:
     # torch numbers machines in the order of their addresses; we as the user has.
     rank = job.machine_rank * job.num_processes + local_rank
     world_size = job.num_machines * job.num_processes
-    if int(os.environ["WORLD_SIZE"]) != world_size:
-        raise FlagError(
-            f"--num-gpus {job.num_processes} --num-machines {job.num_machines} are {world_size} "
-            f"processes, but the machines that have met run {os.environ['WORLD_SIZE']}: give all "
-            "of them the same flags"
-        )
+    job.check_size(int(os.environ["WORLD_SIZE"]))
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -337,11 +337,7 @@ def _join_group(job: Job) -> None:
         is_master=os.environ["RANK"] == "0",
         timeout=job.timeout,
     )
-    if store.add(f"rank {rank}", 1) > 1:
-        raise FlagError(
-            f"two machines have --machine-rank {job.machine_rank}: give each its own, 0 to "
-            f"{job.num_machines - 1}"
-        )
+    job.meet_others(store, rank)
     os.environ["RANK"] = str(rank)
     comm.timeout = job.timeout
     backend = BACKENDS[set_current_device(local_rank)]

@@ -5,8 +5,8 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import process
 from multiprocessing.reduction import ForkingPickler
-from pickle import PicklingError
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -104,7 +104,7 @@ def _run(job: Job) -> Any:
     """What the first process of a job returns."""
     try:
         results = run_processes(job)
-    except (AttributeError, TypeError, PicklingError) as error:
+    except Exception as error:
         _name_unsendable((job.main_func, *job.args), error)
         raise
     if stopped := next((end for end in results if isinstance(end, Exit)), None):
@@ -175,7 +175,8 @@ def _refuse_impossible(
 def _refuse_without_file(main_func: Callable[..., Any]) -> None:
     """New processes import the function: that of a notebook, `python -c` or stdin is not there."""
     file = getattr(sys.modules["__main__"], "__file__", None) or ""  # of stdin it is "<stdin>"
-    if getattr(main_func, "__module__", "") == "__main__" and not os.path.exists(file):
+    file = os.path.join(getattr(process, "ORIGINAL_DIR", None) or "", file)  # as a new process does
+    if getattr(main_func, "__module__", "") == "__main__" and not os.path.isfile(file):
         name = getattr(main_func, "__qualname__", repr(main_func))
         raise FlagError(
             f"new processes cannot import {name}, which is in no file, as in a notebook or python "
@@ -191,8 +192,8 @@ def _name_unsendable(things: tuple, error: Exception) -> None:
         except Exception as found:
             if str(found) == str(error):
                 raise FlagError(
-                    f"{thing!r:.80} cannot be sent to new processes: {error}; launch takes a "
-                    "function that is defined at the top of a .py file, and args that pickle"
+                    f"{thing!r:.80} cannot be sent to new processes: {error}; launch takes "
+                    "a function that is defined at the top of a .py file, and args that pickle"
                 ) from error
 
 

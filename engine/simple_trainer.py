@@ -253,8 +253,9 @@ class SimpleTrainer(TrainerBase):
         """Store the metrics where the period says so; False if the step is to be skipped."""
         iteration = (self._outer or self).iter if iter is None else iter
         is_stored = (iteration + 1) % self.gather_metric_period == 0
+        busy_time, self._busy_time = self._busy_time, None
         total, numbers = put_step_metrics(
-            loss_dict, data_time, iteration, prefix, is_stored, self._busy_time
+            loss_dict, data_time, iteration, prefix, is_stored, busy_time
         )
         if type(total) is float and isfinite(total) and not self.nonfinite.is_joint:
             return True

@@ -42,25 +42,25 @@ class StopDecision:
         """Whether to stop now; all ranks ask before each step."""
         if self._joint is None:
             return bool(self.reasons)
-        *are_asked, self.asks_for_length = self._joint.ask(*self._flags())
-        return self._is_made or any(are_asked)
+        is_final, requeue, is_changed = self._joint.ask(*self._flags())
+        self.asks_for_length = self.asks_for_length or is_changed
+        return self._is_made or is_final or requeue
 
     def agree(self) -> None:
         """Decide now, and not some steps later. All ranks call it, where they meet anyway."""
         if self._joint is not None:
-            is_final, requeue, _ = self._joint.settle(*self._flags())
+            is_final, requeue, is_changed = self._joint.settle(*self._flags())
+            self.asks_for_length = self.asks_for_length or is_changed
             self._is_made = self._is_made or is_final or requeue
 
     def agree_on_length(self, length: int) -> int:
-        """How long the run is to be, which was to be so long. All ranks call it."""
-        if self._joint is None:
-            return length
-        wanted = dict(enumerate(comm.all_gather(self.wanted_length)))
-        wishes = {rank: wish for rank, wish in wanted.items() if wish is not None}
-        self.wanted_length = None
+        """How long the run is to be, which was to be so long: of several wishes it is the shortest.
+        All ranks call it."""
+        wanted = enumerate(comm.all_gather(self.wanted_length))
+        wishes = [(wish, rank) for rank, wish in wanted if wish is not None]
+        self.wanted_length, self.asks_for_length = None, False
         if wishes:
-            rank = min(wishes, key=wishes.__getitem__)
-            length = wishes[rank]
+            length, rank = min(wishes)
             logger.info("max_iter is %d from now on, as rank %d asks for", length, rank)
         return length
 

@@ -103,14 +103,15 @@ class TrainerBase:
     def max_iter(self) -> int:
         """The number of iterations that the run ends with.
 
-        With several processes one of them may set it in the midst of a run; it is then that of all,
-        some steps later.
+        With several processes one of them may set it in the midst of a run. It is then that of all
+        some steps later, as with `stop`, also where all of them set it; until then it reads as
+        before. If several numbers are set, the smallest counts.
         """
         return self._max_iter
 
     @max_iter.setter
     def max_iter(self, max_iter: int) -> None:
-        if self._steps_are_joint:
+        if self._steps_are_joint and self._is_training:
             self._stopping.wanted_length = max_iter
         else:
             self._max_iter = max_iter
@@ -270,6 +271,7 @@ class TrainerBase:
             )
         self._stopping = self._run_state.begin(start_iter, max_iter)
         self.iter = self.start_iter = start_iter
+        self._steps_are_joint = False
         self.max_iter = max_iter
         self.failed = False
         self._iter_is_ahead = True

@@ -161,6 +161,11 @@ class Steps(TrainerBase):
         self.storage.put_scalar("x", 1.0)
 
 
+def stay() -> None:
+    print("called", flush=True)
+    time.sleep(25)
+
+
 def stop_with_a_slow_rank_0() -> None:
     """Rank 0 takes what others have sent when they have long come to the end of the program."""
 
@@ -337,7 +342,23 @@ def test_machines_whose_flags_contradict_each_other_end_at_once(flags, message):
     machines = [start(f"machine_with {numbers}") for numbers in flags]
     errors = [machine.communicate(timeout=110)[1] for machine in machines]
     assert [machine.returncode for machine in machines] == [1] * len(flags)
-    assert any(message in one for one in errors), errors
+    for one in errors:
+        assert message in one
+
+
+@pytest.mark.slow
+def test_a_machine_with_other_flags_that_comes_later_ends_alone():
+    machines = [start(f"machine_that_stays 2 {number}") for number in (0, 1)]
+    for machine in machines:
+        wait_for_calls(machine, 1)
+    time.sleep(2)  # the launchers look now and then
+    stray = start("machine_that_stays 3 2")
+    errors = stray.communicate(timeout=110)[1]
+    assert stray.returncode == 1
+    assert "machines were started with --num-machines 2 and --num-machines 3" in errors
+    for machine in machines:
+        errors = machine.communicate(timeout=110)[1]
+        assert machine.returncode == 0, errors
 
 
 @pytest.mark.slow
@@ -508,6 +529,9 @@ def main(name: str) -> None:
         num_gpus, num_machines, machine, port = map(int, name.split()[1:])
         address = f"127.0.0.1:{port}"
         launch(comm.synchronize, num_gpus, num_machines, machine, address)
+    elif name.startswith("machine_that_stays "):
+        num_machines, machine = map(int, name.split()[1:])
+        launch(stay, 1, num_machines, machine, "127.0.0.1:29879")
     elif name == "return_a_lock":
         print(launch(threading.Lock, 2))
     elif name.startswith("machine_"):

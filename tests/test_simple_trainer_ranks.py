@@ -25,10 +25,10 @@ class Scaled(nn.Module):
         return {"loss_scaled": self.weight * batch}
 
 
-def train(bad_rank: int | None, fused: bool, steps: int) -> float:
-    """The weight after some steps, of which a bad rank has a NaN in the third."""
+def train(bad_ranks: tuple[int, ...], fused: bool, steps: int) -> float:
+    """The weight after some steps, of which bad ranks have a NaN in the third."""
     batches = [1.0] * steps
-    if bad_rank == dist.get_rank():
+    if dist.get_rank() in bad_ranks:
         batches[2] = math.nan
     model = create_ddp_model(Scaled())
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=fused)
@@ -64,14 +64,16 @@ def work(rank: int, folder: Path) -> dict:
         "slow warnings": warnings.copy(),
     }
     warnings.clear()
-    seen |= {"expected": train(None, False, 5), "cpu": train(1, False, 6)}
+    seen |= {"expected": train((), False, 5), "cpu": train((1,), False, 6)}
     scalar.DEFERS_ALL = True
-    seen |= {"waiting": train(1, False, 6), "fused": train(1, True, 6), "warnings": warnings}
+    seen |= {"waiting": train((1,), False, 6), "fused": train((1,), True, 6)}
+    seen["warnings"] = warnings.copy()
+    seen["fused, both bad"] = train((0, 1), True, 6)
     return seen
 
 
-@pytest.mark.parametrize("path", ["cpu", "waiting", "fused"])
-def test_all_ranks_skip_a_step_that_is_bad_on_one(processes, path):
+@pytest.mark.parametrize("path", ["cpu", "waiting", "fused", "fused, both bad"])
+def test_all_ranks_skip_a_step_that_is_bad_on_one_or_more(processes, path):
     assert [process[path] for process in processes] == [processes[0]["expected"]] * 2
 
 

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,6 +77,15 @@ def work(rank: int, folder: Path) -> dict:
 
         return set_it
 
+    def set_in_evaluation(length: int) -> EvalHook:
+        def evaluate() -> None:
+            if rank == 1 and hook.trainer.iter == 4:
+                hook.trainer.max_iter = length
+            comm.synchronize()
+
+        hook = EvalHook(5, evaluate, eval_after_train=False)
+        return hook
+
     def different_lengths(trainer: TrainerBase) -> None:
         trainer.max_iter = 30 + rank
 
@@ -119,11 +129,25 @@ def work(rank: int, folder: Path) -> dict:
         "shorter and longer": end_of(
             stop_at(5, set_length(12)), CallbackHook(after_step=set_length(33))
         ),
+        "shorter in an evaluation": end_of(set_in_evaluation(8)),
         "shorter from the start": end_of(CallbackHook(before_train=set_length(12))),
         "different from the start": refusal_of(CallbackHook(before_train=different_lengths)),
+        "a second run": train_twice(),
         "resumed": resume(rank, folder),
     }
     return seen
+
+
+def train_twice() -> int:
+    """Where the second of two runs ends, the first of which fails at its end."""
+    trainer = Steps()
+    trainer.after_train = Mock(side_effect=ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 5)
+    del trainer.after_train
+    trainer.max_iter = 9
+    trainer.train(trainer.iter, trainer.max_iter)
+    return trainer.iter
 
 
 class Noisy(nn.Linear):
@@ -200,6 +224,7 @@ def test_what_one_rank_wants_both_do_a_step_later_or_right_after_an_evaluation(
         ("longer", 35),
         ("longer in the last step", 35),
         ("shorter and longer", 33),
+        ("shorter in an evaluation", 8),
         ("shorter from the start", 12),
     ],
 )
@@ -226,6 +251,10 @@ def test_ranks_without_a_reason_of_their_own_know_that_of_another(processes):
 def test_each_rank_of_a_resumed_run_has_its_own_random_state(processes, end):
     for seen in processes:
         assert seen["resumed"][end] == seen["resumed"]["straight"]
+
+
+def test_a_run_that_follows_one_whose_end_failed_has_its_own_length(processes):
+    assert [seen["a second run"] for seen in processes] == [9, 9]
 
 
 # --- a single process --------------------------------------------------------------------------

@@ -94,7 +94,8 @@ class NonFiniteGuard:
     ) -> None:
         bad_ranks = tuple(_find_bad_ranks(total_loss)) if self.is_joint else ()
         if self.policy == "skip":
-            found = bad_ranks[0] if bad_ranks else _is_bad(total_loss)
+            # Optimizers skip where it is 1, not where it is 2.
+            found = (bad_ranks[0] > 0).float() if bad_ranks else _is_bad(total_loss)
             optimizer.found_inf = found  # type: ignore[attr-defined]
         self._watch(get_event_storage())
         self._waiting.append(_Step(iteration, total_loss, losses, bad_ranks))

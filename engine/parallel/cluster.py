@@ -51,7 +51,7 @@ class Place:
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
     """The place that torchrun, Kubernetes or srun has given this process; None without them."""
-    if "RANK" in environment and "WORLD_SIZE" in environment:
+    if environment.get("RANK") and environment.get("WORLD_SIZE"):
         # Kubernetes' PyTorchJob says no LOCAL_RANK: there a machine is a pod with one process.
         # It sets the rest for a job of one pod too, which is a machine like any other.
         if "LOCAL_RANK" in environment or _read_number(environment, "WORLD_SIZE") > 1:
@@ -123,7 +123,7 @@ def _read_slurm(environment: Mapping[str, str]) -> Place:
         world_size=world_size,
         local_rank=_read_number(environment, "SLURM_LOCALID"),
         local_size=int(same[1]),
-        master=f"{environment.get('MASTER_ADDR', host)}:{port}",
+        master=f"{environment.get('MASTER_ADDR') or host}:{port}",
         given_by="srun",
     )
 
@@ -144,7 +144,7 @@ def _read_number(
     high: float = math.inf,
     default: str = "",
 ) -> int:
-    text = environment.get(name, default)
+    text = environment.get(name, "").strip() or default
     if text.isdecimal() and low <= int(text) <= high:
         return int(text)
     bounds = f"{low} or more" if high == math.inf else f"{low} to {high}"

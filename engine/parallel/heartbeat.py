@@ -18,7 +18,8 @@ class Heartbeat:
 
     def __init__(self, host: str, port: int, machine: int, num_machines: int, limit: float) -> None:
         self.limit = limit
-        self.contradiction = ""  # of the machines, about how many they are
+        self.contradiction = ""  # of this machine's flags and another's
+        self.have_met = False  # all ranks: set it, and nobody ends for a machine that comes later
         self._address = host, port
         self._machine = machine
         self._num_machines = str(num_machines)
@@ -77,9 +78,13 @@ class Heartbeat:
         first = store.compare_set("num_machines", "", self._num_machines).decode()
         if first != self._num_machines:
             numbers = f"--num-machines {first} and --num-machines {self._num_machines}"
-            store.set("contradiction", f"machines were started with {numbers}: give all the same")
+            self.contradiction = f"machines were started with {numbers}: give all the same"
+            if not store.check(["have met"]):
+                store.set("contradiction", self.contradiction)
         while True:
-            if store.check(["contradiction"]):
+            if self.have_met:
+                store.set("have met", "")
+            elif store.check(["contradiction"]):
                 self.contradiction = store.get("contradiction").decode()
             store.set(mine, str(time.time_ns()))
             store.get(mine)  # an answer
@@ -87,7 +92,7 @@ class Heartbeat:
                 self._heard[0] = time.monotonic()
             for machine in self._watched:
                 self._look_at(machine, store)
-            if self._is_ending.wait(self.limit / 10):
+            if self._is_ending.wait(self.limit / 10 if self.have_met else min(1, self.limit / 10)):
                 return store.set(mine, "left")
 
     def _look_at(self, machine: int, store: dist.Store) -> None:

@@ -8,6 +8,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
+from engine.parallel.network import FlagError
+
 
 @dataclass(frozen=True)
 class Exit:
@@ -35,6 +39,28 @@ class Job:
     """An empty one, for what this machine's processes tell each other."""
     start_method: str = field(default_factory=multiprocessing.get_start_method)
     """How they start theirs, such as data workers: as any program of the user's does."""
+
+    def check_size(self, met: int) -> None:
+        """Refuse flags that make other processes than so many, which the machines run together."""
+        size = self.num_machines * self.num_processes
+        if met != size:
+            raise FlagError(
+                f"--num-gpus {self.num_processes} --num-machines {self.num_machines} are {size} "
+                f"processes, but the machines that have met run {met}: give all of them the same "
+                "flags"
+            )
+
+    def meet_others(self, store: dist.Store, rank: int) -> None:
+        """Wait at the store for all ranks, and refuse that two of them have one number."""
+        if store.add(f"rank {rank}", 1) > 1:
+            numbers = f"each its own, 0 to {self.num_machines - 1}"
+            twice = f"two machines have --machine-rank {self.machine_rank}: give {numbers}"
+            store.set("contradiction", twice)
+        if store.add("ranks", 1) == self.num_machines * self.num_processes:
+            store.set("all are here", "")
+        store.wait(["all are here"], self.timeout)
+        if store.check(["contradiction"]):
+            raise FlagError(store.get("contradiction").decode())
 
     @property
     def stop_code(self) -> int | None:

@@ -30,6 +30,13 @@ SRUN = {
 def test_a_process_that_was_just_started_has_no_place():
     assert find_place({}) is None
     assert find_place({"PATH": "/bin", "OMP_NUM_THREADS": "1"}) is None
+    assert find_place({**TORCHRUN, "RANK": "", "WORLD_SIZE": ""}) is None  # as YAML leaves them
+
+
+def test_white_space_and_empty_variables_do_not_count():
+    padded = {name: f" {value}\n" for name, value in TORCHRUN.items() if name != "MASTER_ADDR"}
+    assert find_place({**TORCHRUN, **padded}) == find_place(TORCHRUN)
+    assert find_place({**SRUN, "MASTER_ADDR": "", "MASTER_PORT": ""}) == find_place(SRUN)
 
 
 def test_torchrun_says_it_all():
@@ -72,7 +79,6 @@ def test_a_half_described_task_of_srun_is_refused(name):
         (TORCHRUN, "RANK", "8", "0 to 7"),
         (TORCHRUN, "RANK", "-1", "0 to 7"),
         (TORCHRUN, "WORLD_SIZE", "0", "1 or more"),
-        (TORCHRUN, "WORLD_SIZE", "", "1 or more"),
         (TORCHRUN, "LOCAL_RANK", "1.5", "0 or more"),
         (TORCHRUN, "LOCAL_WORLD_SIZE", "0", "1 or more"),
         (TORCHRUN, "MASTER_PORT", "99999", "1 to 65535"),

@@ -32,6 +32,10 @@ def test_what_is_not_much_slower_is_not_named(caplog, milliseconds):
     assert told(caplog, *milliseconds) == []
 
 
+def test_one_that_waits_for_the_slowest_is_not_named(caplog):
+    assert [message[:6] for message in told(caplog, 20, 60, 1)] == ["Rank 1"]
+
+
 def test_of_two_ranks_the_slower_is_named(caplog):
     assert [message[:6] for message in told(caplog, 30, 10)] == ["Rank 0"]
 
