@@ -22,7 +22,7 @@ from engine.events.storage import EventStorage
 
 RANKS = (2, 8, 64, 512, 4096)
 TIMES = ("time", "data_time")
-FLAGS = 3  # bytes
+FLAGS = 4  # bytes
 WINDOW = EventStorage().smoothing_window  # iterations that a message has values of
 RANDOM_STATE = 16_164  # bytes of one rank, pickled
 
