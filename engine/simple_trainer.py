@@ -65,7 +65,7 @@ class SimpleTrainer(TrainerBase):
     _data_loader_iter_obj: Iterator[Any] | None = None
     _backward_start = 0.0
     _backward_end = 0.0  # of the step before; 0 before the first
-    _busy_time: float | None = None
+    _busy_time: float | None = None  # from there to the next backward pass, but for the data
 
     def __init__(
         self,
@@ -113,8 +113,9 @@ class SimpleTrainer(TrainerBase):
             metrics, data_time = self._run_batch()
         else:
             metrics, data_time = self._run_batches()
-        if self._has_other_ranks:
-            self._note_busy_time(data_time)
+        if self._has_other_ranks:  # they wait for each other in backward passes
+            self._busy_time = self._backward_start - self._backward_end - data_time
+            self._backward_end = perf_counter()
         self.after_backward()
         # False says that the loss is not finite and the policy is to skip such steps.
         if self._write_metrics(metrics, data_time) is not False:
@@ -149,12 +150,6 @@ class SimpleTrainer(TrainerBase):
             with no_gradient_sync(self.model) if left else nullcontext():
                 parts.append(self._run_batch(is_first=not parts))
         return mean_of([metrics for metrics, _ in parts]), sum(seconds for _, seconds in parts)
-
-    def _note_busy_time(self, data_time: float) -> None:
-        """How long this rank was busy by itself since the last backward pass, in which ranks wait
-        for each other: with the optimizer, hooks and the forward pass. Data have their own time."""
-        self._busy_time = self._backward_start - self._backward_end - data_time
-        self._backward_end = perf_counter()
 
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Drop the data loader, then take the one that the function builds."""

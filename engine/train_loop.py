@@ -316,7 +316,8 @@ class TrainerBase:
         is_stopped = self._stopping.is_made()
         if self._stopping.asks_for_length:
             self._agree_on_max_iter()
-        return is_stopped or self.iter >= self.max_iter
+            return is_stopped or self.iter >= self.max_iter
+        return is_stopped
 
     def _agree_on_max_iter(self) -> None:
         if self._steps_are_joint:
