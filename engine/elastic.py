@@ -168,11 +168,7 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
     pause, known, began = GLANCE, list[int](), 0.0
     while not futures.wait([agent], timeout=pause).done and time.monotonic() < deadline:
         pids = list(job.pids().values())
-        heartbeat.have_met = heartbeat.have_met or job.have_met
-        if heartbeat.contradiction:
-            send(signal.SIGKILL, pids)
-            time.sleep(LAST_WORDS if job.machine_rank == 0 else 0)  # others read it there
-            raise FlagError(heartbeat.contradiction)
+        _refuse_other_machines(job, heartbeat)
         # A process has to be watched before it ends: what comes after is the agent's.
         are_all_there = len(pids) == job.num_processes and all(map(is_running, pids))
         pause = 2 * MONITOR if are_all_there else GLANCE
@@ -222,6 +218,16 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
         raise LaunchError(f"machine {lost} has been silent for {heartbeat.limit:.0f} s")
     results = agent.result()
     return [results[rank] for rank in sorted(results)]
+
+
+def _refuse_other_machines(job: Job, heartbeat: Heartbeat) -> None:
+    """End where the flags of the machines that come together contradict each other."""
+    heartbeat.have_met = heartbeat.have_met or job.have_met
+    if heartbeat.contradiction:
+        send(signal.SIGKILL, job.pids().values())
+        if job.machine_rank == 0:
+            time.sleep(LAST_WORDS)
+        raise FlagError(heartbeat.contradiction)
 
 
 def _run_process(job: Job) -> Any:
@@ -276,10 +282,8 @@ def _sendable(result: Any) -> Any:
         ForkingPickler.dumps(result)
     except Exception as error:
         logger.warning(
-            "What the function returned (%s) cannot be sent to the launcher, which returns None: "
-            "%s: %s",
+            "What the function returned (%s) cannot be sent to the launcher, which returns None: %r",
             type(result).__name__,
-            type(error).__name__,
             error,
         )
         return None

@@ -3,7 +3,6 @@
 import logging
 import math
 import weakref
-from itertools import repeat
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -26,7 +25,7 @@ class _Step(NamedTuple):
     iteration: int
     total_loss: torch.Tensor
     losses: Numbers
-    bad_ranks: tuple[torch.Tensor, ...]  # as of `_find_bad_ranks`; none where ranks do not ask
+    bad_ranks: torch.Tensor  # as of `_find_bad_ranks`
 
 
 class NonFiniteGuard:
@@ -77,7 +76,7 @@ class NonFiniteGuard:
         message = find_nonfinite(total_loss, losses, iteration)
         is_bad = bool(message)
         if self.is_joint:
-            count, numbers = _find_bad_ranks(torch.as_tensor(total_loss)).tolist()
+            count, numbers = _find_bad_ranks(torch.as_tensor(total_loss), True).tolist()
             is_bad = count > 0
             message = message or _describe_others(count, numbers, iteration)
         if is_bad:
@@ -92,11 +91,10 @@ class NonFiniteGuard:
         iteration: int,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        bad_ranks = tuple(_find_bad_ranks(total_loss)) if self.is_joint else ()
+        bad_ranks = _find_bad_ranks(total_loss, self.is_joint)
         if self.policy == "skip":
             # Optimizers skip where it is 1, not where it is 2.
-            found = (bad_ranks[0] > 0).float() if bad_ranks else _is_bad(total_loss)
-            optimizer.found_inf = found  # type: ignore[attr-defined]
+            optimizer.found_inf = (bad_ranks[0] > 0).float()  # type: ignore[attr-defined]
         self._watch(get_event_storage())
         self._waiting.append(_Step(iteration, total_loss, losses, bad_ranks))
         if len(self._waiting) >= MAX_WAITING:
@@ -113,11 +111,10 @@ class NonFiniteGuard:
             return
         steps, self._waiting = self._waiting, []  # each is told once, also if that raises
         totals = scalar.fetch([step.total_loss for step in steps])
-        numbers = scalar.fetch([number for step in steps for number in step.bad_ranks])
-        bad_ranks = zip(numbers[::2], numbers[1::2], strict=True) if numbers else repeat((0.0, 0.0))
-        for step, total, bad in zip(steps, totals, bad_ranks, strict=False):
+        bad_ranks = torch.stack([step.bad_ranks for step in steps]).tolist()
+        for step, total, (count, numbers) in zip(steps, totals, bad_ranks, strict=True):
             message = find_nonfinite(total, step.losses, step.iteration)
-            if message := message or _describe_others(*bad, step.iteration):
+            if message := message or _describe_others(count, numbers, step.iteration):
                 self._report(message, step.iteration)
 
     def _report(self, message: str, iteration: int) -> None:
@@ -149,15 +146,12 @@ def find_nonfinite(total_loss: float | torch.Tensor, losses: Numbers, iteration:
     return f"the loss became infinite or NaN{where} at iteration {iteration}: {listed}"
 
 
-def _is_bad(total_loss: torch.Tensor) -> torch.Tensor:
-    return (~torch.isfinite(total_loss)).float()
-
-
-def _find_bad_ranks(total_loss: torch.Tensor) -> torch.Tensor:
-    """How many ranks have a sum that is not finite, and the sum of their numbers."""
-    is_bad = _is_bad(total_loss)
+def _find_bad_ranks(total_loss: torch.Tensor, are_asked: bool) -> torch.Tensor:
+    """How many ranks have a sum that is not finite, and the sum of their numbers; of this rank
+    alone where others are not asked."""
+    is_bad = (~torch.isfinite(total_loss)).float()
     own = torch.stack([is_bad, is_bad * comm.get_rank()])
-    return comm.reduce_dict({"bad": own}, average=False)["bad"]
+    return comm.reduce_dict({"bad": own}, average=False)["bad"] if are_asked else own
 
 
 def _describe_others(count: float, numbers: float, iteration: int) -> str:

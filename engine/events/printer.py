@@ -92,16 +92,12 @@ class CommonMetricPrinter(EventWriter):
             return None
         if "time" in storage.smoothing_hints():
             # A median: one step that took long, as on a laptop that slept, is not what comes.
-            seconds = median(self._last_times(storage))
+            times = storage.recent("time", TIMES)  # needs no history, if there is one a step
+            is_all = len(times) == TIMES
+            seconds = median(times) if is_all else storage.history("time").median(TIMES)
         elif self._last_write and storage.iter > self._last_write[0]:
             last, last_time = self._last_write
             seconds = (time.perf_counter() - last_time) / (storage.iter - last)
         else:
             return None
         return seconds * max(self._max_iter - storage.iter - 1, 0)
-
-    def _last_times(self, storage: EventStorage) -> list[float]:
-        times = storage.recent("time", TIMES)
-        if len(times) == TIMES:  # of as many iterations, as most often: no history has to be made
-            return times
-        return [value for value, _ in storage.history("time").values()[-TIMES:]]
