@@ -282,7 +282,7 @@ def _sendable(result: Any) -> Any:
         ForkingPickler.dumps(result)
     except Exception as error:
         logger.warning(
-            "What the function returned (%s) cannot be sent to the launcher, which returns None: %r",
+            "What the function returned (%s) cannot be sent to the launcher; that returns None: %r",
             type(result).__name__,
             error,
         )
