@@ -3,7 +3,7 @@
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from engine.events.scalar import as_scalar, fetch, is_deferred
 MAX_ENTRIES = 2 * 20_000  # names and values that wait for a reader: after the step, the log is full
 MAX_IN_STEP = MAX_ENTRIES + 10_000  # or in the midst of one: what is cut there is slower to read
 MAX_KNOWN_TOGETHER = 300  # or code that puts new names in each step would fill the memory
+PLAIN = {float, int, bool}  # with tensors or NumPy's numbers among them, a sum is no float
 
 Metric = str | list[str]
 """The name of a metric, or those of several that were put together, with a value each."""
@@ -32,6 +33,7 @@ class Together(NamedTuple):
     names: list[str]
     hint: bool
     packer: struct.Struct
+    are_plain: bool  # whether the last values were all of types in PLAIN
 
 
 class ScalarLog:
@@ -115,31 +117,46 @@ class ScalarLog:
     ) -> None:
         """`put` each of them in the current iteration: in one go, unless a device has to be asked
         for a number or a name scope is open."""
-        names = list(scalars)
-        numbers = None if self.prefix else _as_floats(names, list(scalars.values()))
-        if numbers is None:
-            for name, value in scalars.items():
-                self.put(name, value, smoothing_hint)
-            return
-        together = self._find_together(names, smoothing_hint)
-        self.entries += together.names, together.packer.pack(*numbers)
+        names, values = list(scalars), list(scalars.values())
+        key: tuple[int | str, ...] = (len(names), *names[:1])
+        known = self.known_together.get(key)
+        try:
+            if (
+                known is None
+                or known.names != names  # the same strings, most often: no letter is looked at
+                or known.hint is not smoothing_hint
+                or not known.are_plain
+                or type(sum(values, 0.0)) is not float
+                or self.prefix
+            ):
+                known = None
+        except Exception:  # one of them is no number: `as_scalar` tells which
+            known = None
+        if known is None:
+            if self.prefix or any(map(is_deferred, values)):
+                for name, value in zip(names, values, strict=True):
+                    self.put(name, value, smoothing_hint)
+                return
+            are_plain = set(map(type, values)) <= PLAIN
+            values = list(map(as_scalar, names, values))
+            known = self._meet(key, names, smoothing_hint, are_plain)
+        self.entries += known.names, known.packer.pack(*values)
         self.together += len(names)
         if len(self.entries) + self.together > MAX_IN_STEP:
             self.when_full()
 
-    def _find_together(self, names: list[str], smoothing_hint: bool) -> Together:
-        key: tuple[int | str, ...] = (len(names), *names[:1])
+    def _meet(
+        self, key: tuple[int | str, ...], names: list[str], smoothing_hint: bool, are_plain: bool
+    ) -> Together:
         known = self.known_together.get(key)
-        # The same strings as before, most often: no letter of them is looked at.
-        if known is not None and known.names == names and known.hint is smoothing_hint:
-            return known
-        names = ["" + name for name in names]  # a TypeError if one is no string
-        self.set_hint(names, smoothing_hint)
-        if len(self.known_together) >= MAX_KNOWN_TOGETHER:
-            self.known_together.clear()
-        together = Together(names, smoothing_hint, struct.Struct(f"{len(names)}d"))
-        self.known_together[key] = together
-        return together
+        if known is None or known.names != names or known.hint is not smoothing_hint:
+            names = ["" + name for name in names]  # a TypeError if one is no string
+            self.set_hint(names, smoothing_hint)
+            if len(self.known_together) >= MAX_KNOWN_TOGETHER:
+                self.known_together.clear()
+            known = Together(names, smoothing_hint, struct.Struct(f"{len(names)}d"), are_plain)
+        self.known_together[key] = known = known._replace(are_plain=are_plain)
+        return known
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """What `EventStorage.put_numbers` does."""
@@ -248,15 +265,6 @@ def find_iterations(
             metrics.append(name)
             iterations.append(iteration)
     return metrics, iterations
-
-
-def _as_floats(names: list[str], values: list[Any]) -> list[float] | None:
-    """The numbers of scalars; None where a device has to be asked for one."""
-    if list(map(type, values)).count(float) == len(values):  # quicker than all()
-        return values
-    if any(map(is_deferred, values)):
-        return None
-    return list(map(as_scalar, names, values))  # type: ignore[arg-type]
 
 
 def _checked_iteration(what: str, iteration: float) -> int:

@@ -93,7 +93,7 @@ class EventStorage:
         Of many, `storage.put_scalars(metrics)` with a dict is the quickest.
         """
         log, is_current = self._log, cur_iter in (None, self._log.iteration)
-        for several in (scalars, kwargs) if scalars else (kwargs,):
+        for several in filter(None, (scalars, kwargs)):
             if len(several) >= MANY_TOGETHER and is_current and self.put_scalar == log.put:
                 log.put_all(several, smoothing_hint)
             else:  # also where `put_scalar` is another one

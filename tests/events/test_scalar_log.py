@@ -1,3 +1,8 @@
+from decimal import Decimal
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +69,52 @@ def test_what_stays_on_a_device_is_put_one_by_one(monkeypatch):
     names, values = log.take()
     assert names == [None, ["a", "b"], "a", "b", ["a", "b"]]
     assert values.tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_numbers_of_any_type_are_put_together_whatever_those_before_were():
+    log = ScalarLog(0)
+    numbers = [1.5, 2, True, np.float32(4), np.bool_(True), torch.tensor(6.0), Fraction(15, 2)]
+    pairs = list(product(numbers, repeat=2))
+    for one, other in pairs:
+        log.put_all({"a": 0.0, "b": one, "c": other}, True)
+    names, values = log.take()
+    assert names == [None] + [["a", "b", "c"]] * len(pairs)
+    assert values.tolist() == [0.0, *(float(n) for pair in pairs for n in (0.0, *pair))]
+
+
+def test_tensors_that_come_in_each_step_are_not_added_up():
+    class Counted(torch.Tensor):
+        additions = 0
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            cls.additions += func in (torch.Tensor.add, torch.Tensor.__radd__)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    log = ScalarLog(0)
+    log.put_all({"a": 1.0, "b": 2.0}, True)
+    for _ in range(5):
+        log.put_all({"a": 1.0, "b": torch.tensor(2.0).as_subclass(Counted)}, True)
+    assert Counted.additions == 1  # as floats had come before
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("4", "metric 'b' must be a Python or NumPy number or a one-element tensor, got str: '4'"),
+        (Decimal(4), "metric 'b' must be a Python or NumPy number or a one-element tensor"),
+        (10**400, "metric 'b' is an int too large for a float"),
+        (torch.ones(2), "metric 'b' must be one real number, got a tensor of shape"),
+        (None, "metric 'b' must be a Python or NumPy number"),
+    ],
+)
+def test_what_is_no_number_is_told_by_its_name_after_numbers_too(value, message):
+    log = ScalarLog(0)
+    for _ in range(2):
+        log.put_all({"a": 1.0, "b": 2.0}, True)
+    with pytest.raises((TypeError, ValueError), match=message):
+        log.put_all({"a": 3.0, "b": value}, True)
+    assert len(log.take()[0]) == 3
 
 
 def test_what_is_no_number_leaves_no_trace_of_what_is_put_with_it():
