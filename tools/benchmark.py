@@ -289,16 +289,16 @@ def measure_steps(blocks: int) -> list[dict[str, Any]]:
             measured["DefaultTrainer"] = default_trainer_against_bare(count)
             unlabelled = bare_block(size, labels=False)
             measured["bare without labels"] = one_against_other(unlabelled, bare_block(size), count)
-        rows += [row_of_steps(size, name, pairs) for name, pairs in measured.items()]
+        rows += [row_of_steps(size, f"{name} / bare", pairs) for name, pairs in measured.items()]
     return rows
 
 
-def row_of_steps(size: str, name: str, pairs: Pairs) -> dict[str, Any]:
+def row_of_steps(size: str, compared: str, pairs: Pairs) -> dict[str, Any]:
     ratio, low, high = ratio_with_interval([(one.cpu, bare.cpu) for one, bare in pairs])
     bare_us = sum(bare.cpu for _, bare in pairs) / len(pairs) / BLOCK * 1e6
     return {
         "step": size,
-        "compared": f"{name} / bare",
+        "compared": compared,
         "ratio": ratio,
         "low": low,
         "high": high,

@@ -73,6 +73,8 @@ def test_the_figures_of_two_processes_are_written_as_json(start_tool, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert [row["metrics"] for row in figures["ddp_messages"]] == [5, 100]
+    compared = {row["compared"] for row in figures["ddp_steps"]}
+    assert compared >= {"100 metrics / bare", "100 metrics / logging bare", "bare / bare"}
     for row in figures["ddp_steps"]:
         assert row["low"] <= row["ratio"] <= row["high"]
         assert row["wall_low"] <= row["wall"] <= row["wall_high"]
