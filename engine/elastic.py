@@ -95,7 +95,7 @@ def run_processes(job: Job) -> list[Any]:
             except ChildFailedError as error:
                 report = reports[-1] if reports else job.find_mistake() or str(error)
                 if report.startswith("Rank "):
-                    report += job.describe_returned()
+                    report += job.describe_progress()
                 if job.stop_code is None or has_failed_to_stop:
                     raise LaunchError(report) from None
                 logger.error("%s", report)

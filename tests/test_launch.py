@@ -3,6 +3,7 @@
 import json
 import operator
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -191,8 +192,23 @@ def test_a_function_that_is_in_no_file_is_refused_before_processes_are_started(w
     assert "put it into a .py file and import it" in done.stderr.splitlines()[-1]
 
 
+def test_a_function_that_new_processes_do_not_find_is_told_with_the_likely_cause(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from engine import launch\n"
+        "if __name__ == '__main__':\n"
+        "    def main(): return 5\n"
+        "    launch(main, 2)\n"
+    )
+    done = run_code(str(script), "")
+    assert "AttributeError: Can't get attribute 'main'" in done.stderr
+    *_, failure, cause = done.stderr.splitlines()
+    assert re.search(r"LaunchError: Rank [01] ended with exit code 1$", failure)
+    assert cause.startswith("It did not come to the function: new processes import the program")
+
+
 def run_code(way: str, code: str) -> subprocess.CompletedProcess[str]:
-    """`python -c CODE`, or `python -` that reads it from stdin."""
+    """`python -c CODE`, `python -` that reads it from stdin, or a script."""
     command = [sys.executable, way, *([code] if way == "-c" else [])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(

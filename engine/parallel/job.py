@@ -68,8 +68,13 @@ class Job:
         file = Path(self.folder, "stop")
         return int(file.read_text()) if file.exists() else None
 
-    def describe_returned(self) -> str:
-        """Which ranks were done when another failed: it may have waited for them."""
+    def describe_progress(self) -> str:
+        """How far the ranks were when one failed: it may have waited for others that were done."""
+        if not self.pids():
+            return (
+                "\nIt did not come to the function: new processes import the program first, "
+                'without what it has under `if __name__ == "__main__":`'
+            )
         first = self.machine_rank * self.num_processes
         ranks = [
             first + local for local in range(self.num_processes) if self.returned(local).exists()
