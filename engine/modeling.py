@@ -9,6 +9,7 @@ from torch import nn
 from engine.checkpoint import Checkpointer, find_averages
 from engine.config import CfgNode, ConfigError, check_arguments, naming, naming_unknown
 from engine.parallel.device import choose_device
+from engine.parallel.fsdp import shard_like
 from engine.utils.registry import Registry, find
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,9 @@ def load_weights(cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
     names = model.state_dict().keys()
     averages = [average for average in find_averages(loaded) if average.keys() <= names]
     if len(averages) == 1:
-        model.load_state_dict(averages[0], strict=False)
+        state = model.state_dict()
+        average = {name: shard_like(one, state[name]) for name, one in averages[0].items()}
+        model.load_state_dict(average, strict=False)
         logger.info("The averaged weights are used, as in evaluations while training (EMAHook)")
     elif averages:
         logger.warning("The checkpoint has %d averages of the weights: none is used", len(averages))

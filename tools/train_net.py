@@ -23,6 +23,7 @@ from engine.defaults import DefaultTrainer, default_argument_parser, default_set
 from engine.evaluation import verify_results
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.parallel import comm
+from engine.parallel.strategy import prepare_model
 from engine.startup import decide_resume, mistakes_in_one_line
 from engine.train_loop import TrainerBase
 from engine.utils.registry import locate
@@ -56,7 +57,7 @@ def main(args: argparse.Namespace) -> Any:
     default_setup(cfg, args)
     trainer_class = find_trainer(cfg)
     if args.eval_only:
-        model = trainer_class.build_model(cfg)
+        model = prepare_model(cfg, trainer_class.build_model(cfg))
         trainer_class.load_weights(cfg, model, resume=args.resume)
         results = trainer_class.test(cfg, model)
         if comm.is_main_process():

@@ -7,6 +7,7 @@ import torch
 
 from engine.checkpoint.averages import find_averages
 from engine.checkpoint.file import CheckpointError, read_file
+from engine.checkpoint.folder import is_listed
 from engine.checkpoint.manifest import Manifest
 from engine.checkpoint.safetensors_file import as_safetensors
 from engine.checkpoint.sharded import read_sharded
@@ -36,6 +37,8 @@ def consolidate_checkpoint(
         is_average = average and "['average'][" in where
         return not weights_only or where.startswith("model[") or is_average
 
+    if is_listed(parent):
+        raise ValueError(f"{checkpoint} is a part of a checkpoint, which is the folder {parent}")
     is_folder = os.path.isdir(found)
     state = read_sharded(found, is_wanted=is_wanted) if is_folder else read_file(found)
     if average:
@@ -57,8 +60,16 @@ def _averaged(state: dict[str, Any], checkpoint: str) -> dict[str, torch.Tensor]
     if len(averages) > 1:
         raise ValueError(f"{checkpoint} holds {len(averages)} averages: it is not clear which")
     weights = state["model"]
+    if unknown := [name for name in averages[0] if name not in weights]:
+        raise ValueError(
+            f"{checkpoint} holds an average of {unknown[0]!r}, which is no weight of its model: "
+            "EMAHook averaged another one"
+        )
     # By memory, as a weight may have two names and its average has one.
-    by_weight = {_place(weights[name]): value for name, value in averages[0].items()}
+    by_weight = {
+        _place(weights[name]): value.to(weights[name].dtype)  # it may be kept more precisely
+        for name, value in averages[0].items()
+    }
     return {
         name: by_weight.get(_place(weight), weight) if torch.is_tensor(weight) else weight
         for name, weight in weights.items()

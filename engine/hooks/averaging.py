@@ -21,8 +21,9 @@ class EMAHook(HookBase):
 
     From the weights after `start` (500 iterations, "2 epoch") on, the average is
     `decay * average + (1 - decay) * weights` every `period`; until then it is the weights. Buffers
-    are the model's own, or with `buffers` the floating-point ones are averaged too. `model` is the
-    trainer's unless given. The weights that train are never touched but during an evaluation, which
+    are the model's own, or with `buffers` the floating-point ones are averaged too. The average is
+    kept in float32 at least: in a lower precision it would hardly move. `model` is the trainer's
+    unless given. The weights that train are never touched but during an evaluation, which
     needs memory for a copy of them.
     """
 
@@ -50,12 +51,12 @@ class EMAHook(HookBase):
         self._start_iter = to_iterations(self._start, self.trainer.epoch_length)
         self._live = self._find_live()
         if not self.average and self.trainer.iter >= self._start_iter:
-            self.average = _copy(self._live)
+            self.average = _begin_average(self._live)
 
     def after_step(self) -> None:
         if not self.average:
             if self.trainer.iter + 1 >= self._start_iter:
-                self.average = _copy(self._live)
+                self.average = _begin_average(self._live)
         elif is_due(self._period, self.trainer):
             if self._buffers:  # a module may have replaced one
                 self._live = self._find_live()
@@ -110,7 +111,7 @@ class EMAHook(HookBase):
                 "the saved average of EMAHook does not fit the model or its `buffers`: "
                 f"{'; '.join(problems[:5])}{more}. Resume with what was saved, or start a new run."
             )
-        self.average = _copy(live)
+        self.average = _begin_average(live)
         _assign(self.average, saved)
         self.count = state_dict["count"]
 
@@ -124,13 +125,16 @@ class EMAHook(HookBase):
 
     def _update_average(self) -> None:
         if not self._buffers:
-            self._update(list(self.average.values()), list(self._live.values()), self.count)
+            self._move(self.average)
             return
         # Sharded weights and whole buffers cannot be in one call.
         for kind in {type(average) for average in self.average.values()}:
-            names = [name for name, average in self.average.items() if type(average) is kind]
-            averages, live = ([of[name] for name in names] for of in (self.average, self._live))
-            self._update(averages, live, self.count)
+            self._move({name: one for name, one in self.average.items() if type(one) is kind})
+
+    @torch.no_grad()
+    def _move(self, averages: dict[str, torch.Tensor]) -> None:
+        live = [self._live[name].to(average.dtype) for name, average in averages.items()]
+        self._update(list(averages.values()), live, self.count)
 
     def _take_back_trained(self) -> None:
         if self._trained:
@@ -141,6 +145,13 @@ class EMAHook(HookBase):
 
 def _copy(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _begin_average(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+        for name, tensor in _copy(tensors).items()
+    }
 
 
 @torch.no_grad()

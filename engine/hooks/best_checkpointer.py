@@ -26,6 +26,7 @@ class BestCheckpointer(HookBase):
     """
 
     priority = Priority.LOW + 10  # after the evaluation, before the writers
+    is_joint = False
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class BestCheckpointer(HookBase):
     ) -> None:
         self._period = read_period(eval_period)
         self._checkpointer = checkpointer
+        self.is_joint = saves_shards(checkpointer)
         self._best = Best(val_metric, mode, without="no best checkpoint is saved")
         self._file_prefix = file_prefix
         self._results: dict[str, Any] = {}  # of evaluations since the last look

@@ -34,6 +34,7 @@ class PeriodicCheckpointer(HookBase):
     """
 
     priority = Priority.LOWEST  # a checkpoint then holds what all other hooks did in its step
+    is_joint = False
 
     def __init__(
         self,
@@ -46,8 +47,8 @@ class PeriodicCheckpointer(HookBase):
         if max_to_keep is not None and max_to_keep < 1:
             raise ValueError(f"max_to_keep must be at least 1, or None for all; got {max_to_keep}")
         self.checkpointer = checkpointer
-        # All ranks save a sharded model, so all of them have this hook.
-        self.period = read_period(period, JointPeriod if saves_shards(checkpointer) else Period)
+        self.is_joint = saves_shards(checkpointer)
+        self.period = read_period(period, JointPeriod if self.is_joint else Period)
         self.max_iter = max_iter
         self.max_to_keep = max_to_keep
         self.file_prefix = file_prefix

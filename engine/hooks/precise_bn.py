@@ -6,11 +6,14 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
 from engine.events import EventStorage
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
+from engine.parallel import comm
+from engine.parallel.strategy import is_parallel
 from engine.utils.endless import EndlessIterator
 from engine.utils.periods import is_due, read_period
 
@@ -18,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 
 class PreciseBN(HookBase):
-    """Replaces the running statistics of BatchNorm layers by exact ones over `num_iter` batches.
+    """Replaces the running statistics of BatchNorm layers by exact ones over `num_iter` batches,
+    of all ranks where they train one model.
 
     It runs every `period` and after the last step, before checkpoints and evaluations use the
     statistics. Does nothing if no BatchNorm layer of `model` is in training mode. What the model
@@ -91,3 +95,22 @@ class PreciseBN(HookBase):
         batches = itertools.islice(self._batches, self._num_iter)
         with EventStorage():
             self._precise_bn.update_bn_stats(self._model, batches, self._num_iter)
+        models = self._model, getattr(getattr(self, "trainer", None), "model", None)
+        if any(isinstance(model, nn.Module) and is_parallel(model) for model in models):
+            _join_ranks(self._precise_bn.get_bn_modules(self._model))
+
+
+@torch.no_grad()
+def _join_ranks(layers: list[Any]) -> None:
+    """Have the statistics be those of the samples of all ranks, which have equally many each."""
+    named = {str(number): layer for number, layer in enumerate(layers)}
+    means = comm.reduce_dict({name: layer.running_mean for name, layer in named.items()})
+    variances = comm.reduce_dict(
+        {
+            name: layer.running_var + (layer.running_mean - means[name]) ** 2
+            for name, layer in named.items()
+        }
+    )
+    for name, layer in named.items():
+        layer.running_mean.copy_(means[name])
+        layer.running_var.copy_(variances[name])

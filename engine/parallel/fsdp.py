@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine.parallel import comm
 from engine.parallel.errors import StrategyError
@@ -54,9 +55,15 @@ def create_fsdp_model(
     tied = tied_parameters(model)
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
+    if dtypes[0] not in (None, torch.float32):
+        # Its statistics are in float32, and torch takes no weights in another precision with them.
+        in_float32 = MixedPrecisionPolicy(torch.float32, dtypes[1], output_dtype=dtypes[0])
+        for norm in (one for one in model.modules() if isinstance(one, _BatchNorm) and one.affine):
+            fully_shard(norm, **{**options, "mp_policy": in_float32})
     for block in reversed(blocks):  # what is inside comes first
-        fully_shard(block, **options)
-    if model not in blocks:
+        if not is_sharded_module(block):
+            fully_shard(block, **options)
+    if not is_sharded_module(model):
         if reshard_after_forward:  # not what the backward pass begins with: torch knows
             del options["reshard_after_forward"]
         fully_shard(model, **options)
@@ -80,7 +87,12 @@ def device_type_of(model: nn.Module) -> str:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether `fully_shard` was applied to the model or a part of it."""
-    return any(hasattr(module, "set_requires_gradient_sync") for module in model.modules())
+    return any(map(is_sharded_module, model.modules()))
+
+
+def is_sharded_module(module: nn.Module) -> bool:
+    """Whether `fully_shard` was applied to this module itself."""
+    return hasattr(module, "set_requires_gradient_sync")
 
 
 def is_sharded_tensor(tensor: Any) -> bool:
@@ -94,7 +106,7 @@ def reshard(model: nn.Module) -> None:
     To be called before shards are read or written: after an evaluation some are still gathered.
     """
     for module in model.modules():
-        if hasattr(module, "set_requires_gradient_sync"):
+        if is_sharded_module(module):
             module.reshard()  # type: ignore[operator]
 
 
@@ -163,7 +175,14 @@ def _modules_of(model: nn.Module, classes: Sequence[str]) -> list[nn.Module]:
                 f"PARALLEL.FSDP.SHARD_CLASSES: the model has no module of a class {name!r}"
                 f"{hint_at(str(name), there)} (there are: {', '.join(there)})"
             )
-    return [module for module in model.modules() if type(module).__name__ in classes]
+    modules = [module for module in model.modules() if type(module).__name__ in classes]
+    for module in modules:
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            raise StrategyError(
+                f"PARALLEL.FSDP.SHARD_CLASSES: a {type(module).__name__} is not called itself and "
+                "cannot be sharded; name the class of what it holds"
+            )
+    return modules
 
 
 def _dtype(name: str) -> torch.dtype | None:

@@ -1,16 +1,18 @@
 """How a model is spread over processes, as PARALLEL says: not at all, replicated or sharded."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
+import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
 from engine.parallel.errors import StrategyError
-from engine.parallel.fsdp import create_fsdp_model, is_sharded
+from engine.parallel.fsdp import create_fsdp_model, is_sharded, is_sharded_module
 from engine.utils.suggest import hint_at
 
 logger = logging.getLogger(__name__)
@@ -46,11 +48,12 @@ def wrap_model(cfg: CfgNode, model: nn.Module) -> nn.Module:
     elif strategy == "none" and processes > 1:
         logger.warning(
             "PARALLEL.STRATEGY is none: %d processes train %d models that know nothing of each "
-            "other",
+            "other; the one of rank 0 is saved, and evaluations that split a data set mix them",
             processes,
             processes,
         )
     if cfg.COMPILE.ENABLED:
+        _check_compile(cfg.COMPILE.BACKEND, cfg.COMPILE.MODE)
         # In place: a wrapper would change the names in checkpoints.
         model.compile(
             backend=cfg.COMPILE.BACKEND,
@@ -59,6 +62,20 @@ def wrap_model(cfg: CfgNode, model: nn.Module) -> nn.Module:
             fullgraph=cfg.COMPILE.FULLGRAPH,
         )
     return model
+
+
+def _check_compile(backend: str, mode: str) -> None:
+    from torch._inductor import list_mode_options
+
+    if backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
+        raise StrategyError(
+            f"COMPILE.BACKEND is {backend!r}, not one of "
+            f"{', '.join(torch.compiler.list_backends())}{hint_at(backend, backends)}"
+        )
+    if mode and backend == "inductor" and mode not in (modes := list(list_mode_options())):
+        raise StrategyError(
+            f"COMPILE.MODE is {mode!r}, not one of {', '.join(modes)}{hint_at(mode, modes)}"
+        )
 
 
 def is_parallel(model: nn.Module) -> bool:
@@ -84,13 +101,17 @@ def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
 def no_gradient_sync(model: nn.Module) -> Iterator[None]:
     """Keep the gradients of backward passes in here to this rank, to be sent with those of a later
     one."""
-    no_sync: Callable = getattr(model, "no_sync", nullcontext)  # DistributedDataParallel
-    if getattr(model, "static_graph", False):  # it must see each pass alike; the sum is the same
-        no_sync = nullcontext
-    set_sync: Callable = getattr(model, "set_requires_gradient_sync", bool)  # fully_shard
-    set_sync(False)
-    try:
-        with no_sync():
+    modules: list[Any] = list(model.modules())  # it may be a part of a module of the user's
+    sharded = list(filter(is_sharded_module, modules))
+    with ExitStack() as stack:
+        for module in modules:
+            # With a static graph it must see each pass alike; the sum is the same.
+            if hasattr(module, "no_sync") and not getattr(module, "static_graph", False):
+                stack.enter_context(module.no_sync())  # DistributedDataParallel
+        for module in sharded:
+            module.set_requires_gradient_sync(False, recurse=False)
+        try:
             yield
-    finally:
-        set_sync(True)
+        finally:
+            for module in sharded:
+                module.set_requires_gradient_sync(True, recurse=False)

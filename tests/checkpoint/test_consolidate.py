@@ -99,6 +99,38 @@ def test_without_an_average_it_says_so(tmp_path, shard):
     assert not (tmp_path / "a.pth").exists()
 
 
+def test_an_average_is_written_in_the_precision_of_the_weights(tmp_path, batches):
+    model = nn.Linear(4, 4, dtype=torch.bfloat16)
+    trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1))
+    ema = EMAHook(0.5, model=model)
+    trainer.register_hooks([ema])
+    trainer.run_step = lambda: None
+    trainer.train(0, 2)
+    assert ema.average["weight"].dtype == torch.float32
+    Checkpointer(model, tmp_path, trainer=trainer).save("model")
+    consolidate_checkpoint(str(tmp_path / "model.pth"), str(tmp_path / "out.pth"), average=True)
+    written = torch.load(tmp_path / "out.pth")["model"]
+    assert_same(written, model.state_dict())
+
+
+def test_an_average_of_another_model_is_refused(tmp_path, batches):
+    model = nn.Sequential(nn.Linear(4, 4))
+    trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1))
+    trainer.register_hooks([EMAHook(0.5, model=model[0])])
+    trainer.run_step = lambda: None
+    trainer.train(0, 2)
+    Checkpointer(model, tmp_path, trainer=trainer).save("model")
+    with pytest.raises(ValueError, match="average of 'weight', which is no weight of its model"):
+        consolidate_checkpoint(str(tmp_path / "model.pth"), str(tmp_path / "a.pth"), average=True)
+
+
+def test_a_part_of_a_folder_is_refused(tmp_path, run):
+    part = tmp_path / "model_0000003" / "state.pth"
+    assert part.exists()
+    with pytest.raises(ValueError, match=r"is a part of a checkpoint, which is the folder .*0003"):
+        consolidate_checkpoint(str(part), str(tmp_path / "out.pth"))
+
+
 def test_a_damaged_folder_is_refused(tmp_path, run):
     (tmp_path / "model_0000003" / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from engine import SimpleTrainer
+from engine import SimpleTrainer, TrainerBase
 from engine.hooks import CallbackHook
 from engine.hooks.averaging import EMAHook
 
@@ -80,6 +80,25 @@ def test_the_average_is_that_of_the_formula(model, batches):
             expected = 0.8 * expected + 0.2 * weights[name]
         torch.testing.assert_close(average, expected)
     assert ema.count == 10
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_average_of_weights_in_low_precision_moves_as_that_of_others(dtype):
+    averages = {}
+    for kind in (torch.float32, dtype):
+        model = nn.Linear(1, 1, bias=False).to(kind)
+        nn.init.zeros_(model.weight)
+        seen, ema = [], EMAHook(0.999, model=model)
+        trainer = TrainerBase()
+        trainer.run_step = lambda model=model: nn.init.ones_(model.weight)
+        trainer.register_hooks([ema, evaluate(model, seen, every=100)])
+        trainer.train(0, 500)
+        averages[kind] = ema.average["weight"].item()
+        assert seen[-1]["weight"].dtype == kind
+        assert seen[-1]["weight"].item() == pytest.approx(averages[kind], rel=0.01)
+    assert averages[dtype] == pytest.approx(averages[torch.float32], rel=1e-5)
+    assert averages[dtype] == pytest.approx(1 - 0.999**500, rel=1e-3)
+    assert model.weight.item() == 1
 
 
 @pytest.mark.parametrize(("start", "first"), [(0, 0), (4, 4), ("4", 4), ("1 epoch", 6)])

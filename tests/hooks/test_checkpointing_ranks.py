@@ -7,7 +7,7 @@ from torch import nn
 
 from engine import SimpleTrainer
 from engine.checkpoint import Checkpointer
-from engine.hooks import CallbackHook, PeriodicCheckpointer, checkpointing
+from engine.hooks import BestCheckpointer, CallbackHook, PeriodicCheckpointer, checkpointing
 from engine.parallel.fsdp import create_fsdp_model
 
 
@@ -35,11 +35,32 @@ def train(folder: Path, fails: bool) -> str:
     return ""
 
 
+def error_of_hook_on_rank_0_alone(rank: int, make_hook) -> str:
+    model = create_fsdp_model(Summed(4, 4))
+    trainer = SimpleTrainer(model, [torch.ones(2, 4)], torch.optim.SGD(model.parameters(), 0.1))
+    trainer.register_hooks([make_hook(Checkpointer(model, ""))] if rank == 0 else [])
+    try:
+        trainer.train(0, 1)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def work(rank: int, folder: Path) -> dict:
-    seen = {"all": train(folder / "all", True)}
+    refused = [
+        error_of_hook_on_rank_0_alone(rank, lambda saves: PeriodicCheckpointer(saves, 1)),
+        error_of_hook_on_rank_0_alone(rank, lambda saves: BestCheckpointer(1, saves, "acc", "max")),
+    ]
+    seen = {"refused": refused, "all": train(folder / "all", True)}
     checkpointing.PATIENCE = 1.0
     seen["one"] = train(folder / "one", rank == 1)
     return seen
+
+
+def test_a_hook_that_saves_shards_is_refused_where_not_all_ranks_have_it(processes):
+    for seen in processes:
+        for name, message in zip(("Periodic", "Best"), seen["refused"], strict=True):
+            assert message.startswith(f"{name}Checkpointer waits for all ranks, so all must have")
 
 
 def test_where_all_ranks_have_failed_alike_the_run_is_saved(processes, folder):

@@ -1,4 +1,5 @@
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 from engine import DefaultTrainer, EventStorage, SimpleTrainer, get_event_storage
 from engine.data import build_train_loader
 from engine.hooks import CallbackHook, EvalHook, PreciseBN
+from engine.parallel.ddp import create_ddp_model
 
 
 class WithNorm(nn.Module):
@@ -30,6 +32,33 @@ def make_batches() -> list[torch.Tensor]:
 
 def make_trainer(model: nn.Module, batches) -> SimpleTrainer:
     return SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.0))
+
+
+def work(rank: int, folder: Path) -> dict:
+    """The statistics on two ranks, each of which has every second batch."""
+    model, batches = WithNorm(), make_batches()[rank::2]
+    trainer = make_trainer(create_ddp_model(model), batches)
+    trainer.register_hooks([PreciseBN(0, trainer.model, batches, num_iter=2)])
+    trainer.train(0, 3)
+    alone = WithNorm()
+    with EventStorage():
+        PreciseBN(0, alone, batches, num_iter=2).update_stats()
+    models = {"together": model, "alone": alone}
+    return {
+        name: [one.norm.running_mean.tolist(), one.norm.running_var.tolist()]
+        for name, one in models.items()
+    }
+
+
+def test_with_several_ranks_they_are_those_of_the_data_of_all(processes):
+    batches = make_batches()
+    everything = torch.cat(batches)
+    expected = [everything.mean(0).tolist(), everything.var(0, unbiased=False).tolist()]
+    for seen in processes:
+        torch.testing.assert_close(torch.tensor(seen["together"]), torch.tensor(expected))
+    for rank, seen in enumerate(processes):
+        own = torch.cat(batches[rank::2]).mean(0)
+        torch.testing.assert_close(torch.tensor(seen["alone"][0]), own)
 
 
 def test_the_statistics_become_those_of_the_data():

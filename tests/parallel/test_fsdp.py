@@ -174,11 +174,33 @@ class CountReductions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count_reductions(accumulate: int) -> int:
+class Around(nn.Module):
+    """A module of the user's that has a sharded one in it."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, batch):
+        return self.inside(batch)
+
+
+def count_reductions(model: nn.Module, accumulate: int) -> int:
     """In one step."""
     with CountReductions() as counted:
-        train(wrap("fsdp"), 1, accumulate=accumulate)
+        train(model, 1, accumulate=accumulate)
     return counted.count
+
+
+class Normed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(5, 5, bias=False), nn.BatchNorm1d(5))
+
+
+def train_normed(**options) -> Weights:
+    torch.manual_seed(0)
+    return whole_weights(train(create_fsdp_model(Normed(), **options), 5).model)
 
 
 def error_of(function) -> str:
@@ -215,7 +237,15 @@ def work(rank: int, folder: Path) -> dict:
         "training": compare_training(),
         "averages": compare_averages(),
         "accumulated": difference(*accumulated),
-        "reductions": [count_reductions(1), count_reductions(3)],
+        "reductions": [
+            count_reductions(wrap("fsdp"), 1),
+            count_reductions(wrap("fsdp"), 3),
+            count_reductions(Around(wrap("fsdp")), 3),
+        ],
+        "normed": [
+            difference(train_normed(param_dtype="bfloat16", shard_classes=classes), train_normed())
+            for classes in ([], ["Sequential"], ["BatchNorm1d"])
+        ],
         "bfloat16": difference(whole_weights(half), whole_weights(exported.model)),
         "dtypes": list({str(weight.dtype) for weight in half.state_dict().values()}),
         "compiled": difference(
@@ -249,13 +279,14 @@ def test_alone_the_model_stays_as_it_is():
     ("options", "message"),
     [
         ({"shard_classes": ["Blok"]}, "no module of a class 'Blok'; did you mean Block?"),
+        ({"shard_classes": ["ModuleList"]}, "a ModuleList is not called itself and cannot be"),
         ({"param_dtype": "bfloat"}, "'bfloat' is not a precision .* did you mean bfloat16"),
         ({"reduce_dtype": "int8"}, "'int8' is not a precision for sharded weights: use float32"),
     ],
 )
 def test_what_is_not_known_is_refused_with_the_nearest_name(options, message):
     with pytest.raises(ValueError, match=message):
-        create_fsdp_model(Net(), **options)
+        create_fsdp_model(nn.ModuleList([Net()]), **options)
 
 
 def test_weights_with_two_names_are_found():
@@ -281,7 +312,7 @@ def test_the_weights_and_norms_are_those_of_ddp(processes, clipping):
 
 def test_gradients_are_sent_once_a_step_however_many_batches_it_has(processes):
     for seen in processes:
-        assert seen["reductions"] == [3, 3]  # two blocks, and the rest of the model
+        assert seen["reductions"] == [3, 3, 3]  # two blocks, and the rest of the model
         assert seen["accumulated"] < 1e-5
 
 
@@ -304,6 +335,11 @@ def test_a_rank_without_a_batch_cannot_be_evaluated_on(processes):
 def test_weights_that_are_computed_with_in_bfloat16_stay_in_float32(processes):
     assert processes[0]["dtypes"] == ["torch.float32"]
     assert 0 < processes[0]["bfloat16"] < 0.05
+
+
+def test_batch_norm_computes_in_float32_whatever_the_other_weights_do(processes):
+    for seen in processes:
+        assert all(0 < one < 0.05 for one in seen["normed"])
 
 
 def test_a_compiled_model_keeps_its_names_and_trains_alike(processes):

@@ -42,6 +42,9 @@ def work(rank: int, folder: Path) -> dict:
     with no_gradient_sync(ddp):
         ddp(torch.ones(1, 1) * rank).backward()
     seen["own gradient"] = ddp.module.weight.grad.item()
+    with no_gradient_sync(nn.Sequential(ddp)):
+        ddp(torch.ones(1, 1) * rank).backward()
+    seen["own gradients"] = ddp.module.weight.grad.item()
     ddp.zero_grad()
     ddp(torch.ones(1, 1) * rank).backward()
     seen["mean gradient"] = ddp.module.weight.grad.item()
@@ -71,6 +74,15 @@ def test_wrong_arguments_of_a_strategy_are_refused_in_one_process_too(key, value
     strategy = key.split(".")[1].lower()
     with pytest.raises(ValueError, match=f"{value}|Block"):
         build("PARALLEL.STRATEGY", strategy, key, value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [("BACKEND", "inducter", "inductor"), ("MODE", "max_autotune", "max-autotune")],
+)
+def test_an_unknown_way_to_compile_is_refused_with_the_nearest_one(key, value, hint):
+    with pytest.raises(ValueError, match=f"COMPILE.{key} is '{value}', not one of .*mean {hint}"):
+        build("COMPILE.ENABLED", True, f"COMPILE.{key}", value)
 
 
 def test_a_compiled_model_keeps_its_names_and_gives_the_same():
@@ -115,6 +127,7 @@ def test_on_the_cpu_batch_norm_stays_as_it_is_with_a_warning(processes):
 @pytest.mark.slow
 def test_gradients_are_kept_on_their_rank_where_it_is_asked(processes):
     assert [seen["own gradient"] for seen in processes] == [0, 1]
+    assert [seen["own gradients"] for seen in processes] == [0, 2]
     assert [seen["mean gradient"] for seen in processes] == [0.5, 0.5]
 
 

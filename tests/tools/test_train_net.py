@@ -92,6 +92,18 @@ def test_eval_only_gives_the_results_of_the_run(train_net, tmp_path):
     assert f"Resumed from {tmp_path / 'out' / 'model_final.pth'}" in text
 
 
+@pytest.mark.slow
+def test_eval_only_of_a_sharded_model_gives_the_results_of_the_run(train_net, tmp_path):
+    sharded = ["--num-gpus", 2, "PARALLEL.STRATEGY", "fsdp"]
+    sharded += ["PARALLEL.FSDP.PARAM_DTYPE", "bfloat16", "HOOKS", "[{NAME: EMAHook, DECAY: 0.5}]"]
+    train_net(*sharded)
+    trained = results(tmp_path / "out")
+    (tmp_path / "out" / "results.json").unlink()
+    text = train_net("--eval-only", "--resume", *sharded)
+    assert results(tmp_path / "out") == trained
+    assert "The averaged weights are used" in text
+
+
 def test_the_config_of_a_run_stays_when_it_is_evaluated_with_other_settings(train_net, tmp_path):
     train_net("SOLVER.MAX_ITER", "1")
     saved = (tmp_path / "out" / "config.yaml").read_text()
