@@ -1,6 +1,5 @@
 """The processes of one machine: torch's elastic launcher starts them, watches and restarts them."""
 
-import faulthandler
 import logging
 import math
 import multiprocessing
@@ -9,9 +8,8 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
@@ -24,12 +22,17 @@ from engine.hooks.stopping import REQUEUE_EXIT_CODE, STARTED_AT, process_age
 from engine.mistakes import MISTAKES
 from engine.parallel import comm
 from engine.parallel.children import (
+    PATIENCE,
     Ends,
+    call_later,
+    end_in_time,
     end_with_launcher,
+    exit_with,
     is_running,
     keep_end_to_itself,
     quiet_resource_tracker,
     send,
+    spawned_pids,
     tell_of_leaving,
 )
 from engine.parallel.device import BACKENDS, find_accelerator, set_current_device
@@ -43,7 +46,6 @@ MONITOR = 0.1  # seconds until the agent notices a death
 GLANCE = 0.02  # seconds between looks for processes that have just begun
 LONG_WAIT = 15.0  # seconds for other machines, until that is told
 LAST_WORDS = 3.0  # seconds in which other machines can read why machine 0 ends
-PATIENCE = 5.0  # seconds that are given to the agent to end by itself
 LONGEST_SILENCE = timedelta(minutes=1)  # of a machine, until the others give it up
 STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
@@ -77,7 +79,7 @@ def run_processes(job: Job) -> list[Any]:
     # Sooner than waiting for it fails: that would not say which machine it is.
     silence = min(job.timeout * 0.75, LONGEST_SILENCE).total_seconds()
     heartbeat = Heartbeat(job.host, job.port, job.machine_rank, job.num_machines, silence)
-    meetings = 1 + job.max_restarts
+    meetings, strangers = 1 + job.max_restarts, spawned_pids()
     with ExitStack() as stack:
         stack.enter_context(_environment(job))
         stack.enter_context(quiet_resource_tracker())
@@ -88,14 +90,14 @@ def run_processes(job: Job) -> list[Any]:
         while True:
             meetings -= 1
             try:
-                results = _watch(job, _start_agent(job), heartbeat)
+                results = _watch(job, _start_agent(job), heartbeat, strangers)
                 if has_failed_to_stop:  # those that were started again had nothing to do
                     raise LaunchError(reports[-1])
                 return results
             except ChildFailedError as error:
                 report = reports[-1] if reports else job.find_mistake() or str(error)
                 if report.startswith("Rank "):
-                    report += job.describe_progress()
+                    report += job.describe_progress(int(report.split()[1]))
                 if job.stop_code is None or has_failed_to_stop:
                     raise LaunchError(report) from None
                 logger.error("%s", report)
@@ -160,8 +162,9 @@ def _tell_of_waiting(job: Job, agent: Agent) -> None:
         logger.warning("Waiting for all %d machines to come to %s", job.num_machines, where)
 
 
-def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
-    """Wait for the agent, and end what it waits for in vain."""
+def _watch(job: Job, agent: Agent, heartbeat: Heartbeat, strangers: set[int]) -> list[Any]:
+    """Wait for the agent, and end what it waits for in vain. `strangers` are processes that were
+    there before its own."""
     lost: int | None = None
     deadline = stop_deadline = math.inf
     ends = Ends()
@@ -189,10 +192,12 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
             # They wait for its ranks.
             job.mistake(0).write_text(f"Machine {left} has left before all ranks had met")
             send(signal.SIGKILL, outside)
-        ends.watch(pids)
+        own = spawned_pids() - strangers  # also those that have not begun
+        ends.watch(own)
         if ends.take_failed() and job.stop_code is None:
             # torch asks the others to end, and gives them half a minute: to wait for the dead one.
-            call_later(PATIENCE, send, signal.SIGKILL, pids)
+            call_later(PATIENCE, send, signal.SIGKILL, own)
+            call_later(5 * MONITOR, _end_outside, job, own)  # torch has seen by then who was first
         if (local_rank := job.find_silent(ends.good)) is not None:
             # torch takes it for a good end, and waits for a result for ever.
             rank = job.machine_rank * job.num_processes + local_rank
@@ -206,8 +211,9 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
         if job.stop_code is not None:
             stop_deadline = min(stop_deadline, time.monotonic() + PATIENCE)
             if time.monotonic() > stop_deadline:
-                # They wait for others who will not come, in code that no signal interrupts.
-                send(signal.SIGKILL, job.pids_outside())
+                # They wait for others who will not come, in code that no signal interrupts; or they
+                # are done, and a thread of the user's own keeps them.
+                send(signal.SIGKILL, job.pids_outside() + job.pids_returned())
         if job.stop_code is not None and not any(map(is_running, pids)):
             # The agent may have started others in their place: they will see that they are to stop.
             patience = 3 * PATIENCE if pids else PATIENCE
@@ -218,6 +224,11 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat) -> list[Any]:
         raise LaunchError(f"machine {lost} has been silent for {heartbeat.limit:.0f} s")
     results = agent.result()
     return [results[rank] for rank in sorted(results)]
+
+
+def _end_outside(job: Job, own: set[int]) -> None:
+    """End those of these processes that wait for others to come, where no signal is heard."""
+    send(signal.SIGKILL, own.intersection(job.pids_outside()))
 
 
 def _refuse_other_machines(job: Job, heartbeat: Heartbeat) -> None:
@@ -258,18 +269,17 @@ def _run_process(job: Job) -> Any:
         elif end.code:
             _handle_signals(signal.SIG_DFL)
             end_in_time()
-            raise
-    except KeyboardInterrupt:  # torch takes it for a good end, and waits for a result for ever
-        end_in_time()
-        traceback.print_exc()
-        sys.exit(128 + signal.SIGINT)
+            exit_with(end.code)
     except BaseException as error:
         end_in_time()
         if isinstance(error, MISTAKES):
             job.mistake(local_rank).write_text(f"{type(error).__name__}: {error}")
         _handle_signals(signal.SIG_DFL)  # the agent sends one: no error of its own shall come of it
         time.sleep(3 * MONITOR)  # often the echo of another's death, which is to be found first
-        raise
+        if isinstance(error, Exception):
+            raise
+        # torch reports no other: it takes KeyboardInterrupt for a good end, and waits for a result.
+        raise RuntimeError(f"{type(error).__name__} ends this rank") from error
     job.returned(local_rank).touch()
     comm.leave_groups()
     # What the first process returns is all that `launch` gives on.
@@ -288,21 +298,6 @@ def _sendable(result: Any) -> Any:
         )
         return None
     return result
-
-
-def end_in_time() -> None:
-    """Have this process end, for which others wait, though a thread of the user's own would keep
-    it, or a collective that is under way: torch waits for that when Python has long ended."""
-    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=os.open(os.devnull, os.O_WRONLY))
-    with suppress(RuntimeError):  # there are no new threads any more: the process is at its end
-        call_later(PATIENCE, os._exit, 1)  # a fork cancels the other one
-
-
-def call_later(seconds: float, function: Callable[..., Any], *args: Any) -> None:
-    """Call a function in a while, unless the process has ended by then."""
-    timer = threading.Timer(seconds, function, args)
-    timer.daemon = True
-    timer.start()
 
 
 def _handle_signals(handler: Any) -> None:

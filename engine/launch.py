@@ -12,9 +12,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from engine.elastic import PATIENCE, LaunchError, call_later, end_in_time, run_processes
+from engine.elastic import LaunchError, run_processes
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.parallel import comm
+from engine.parallel.children import PATIENCE, call_later, end_in_time
 from engine.parallel.cluster import Place, find_place
 from engine.parallel.device import BACKENDS, check_count, set_current_device
 from engine.parallel.job import Exit, Job
@@ -173,14 +174,19 @@ def _refuse_impossible(
 
 
 def _refuse_without_file(main_func: Callable[..., Any]) -> None:
-    """New processes import the function: that of a notebook, `python -c` or stdin is not there."""
-    file = getattr(sys.modules["__main__"], "__file__", None) or ""  # of stdin it is "<stdin>"
+    """New processes import the function: that of a notebook, `python -c`, stdin or a package's
+    `__main__.py` is not there."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None) or ""  # of stdin it is "<stdin>"
     file = os.path.join(getattr(process, "ORIGINAL_DIR", None) or "", file)  # as a new process does
-    if getattr(main_func, "__module__", "") == "__main__" and not os.path.isfile(file):
+    where = "" if os.path.isfile(file) else "no file, as in a notebook or python -c"
+    if getattr(main.__spec__, "name", "").rpartition(".")[2] == "__main__":
+        where = "a __main__.py"
+    if where and getattr(main_func, "__module__", "") == "__main__":
         name = getattr(main_func, "__qualname__", repr(main_func))
         raise FlagError(
-            f"new processes cannot import {name}, which is in no file, as in a notebook or python "
-            "-c: put it into a .py file and import it"
+            f"new processes cannot import {name}, which is in {where}: put it into a .py file "
+            "of its own and import it"
         )
 
 

@@ -126,6 +126,14 @@ def interrupt_beside_a_thread() -> None:
     comm.synchronize()
 
 
+def return_beside_a_stubborn_thread() -> None:
+    """Minds no signal when all is done but for a thread that does not end."""
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    os.write(1, b"called\n")
+
+
 def leave_in_native_code() -> None:
     """As above, without Python, while rank 0 goes on."""
     if comm.get_rank() == 1:
@@ -245,7 +253,7 @@ def killed_once(tmp_path_factory):
         ("return_beside_a_collective", "Before that, rank 1 had come to the end of the program"),
         ("fail_beside_a_collective", "ZeroDivisionError: the error of rank 1"),
         ("fail_beside_a_thread", "ZeroDivisionError: the error of rank 1"),
-        ("interrupt_beside_a_thread", "KeyboardInterrupt"),
+        ("interrupt_beside_a_thread", "RuntimeError: KeyboardInterrupt ends this rank"),
         ("die_beside_children", "Rank 1 was killed by SIGKILL"),
     ],
 )
@@ -435,6 +443,16 @@ def test_a_rank_that_a_signal_ends_leaves_none_waiting_for_it():
     process = start("talk")
     wait_for_calls(process, 2)
     time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+
+
+@pytest.mark.slow
+def test_a_signal_ends_ranks_that_are_done_but_for_a_thread():
+    process = start("return_beside_a_stubborn_thread")
+    wait_for_calls(process, 2)
+    time.sleep(1)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, errors

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -189,7 +190,7 @@ def test_a_function_that_is_in_no_file_is_refused_before_processes_are_started(w
     done = run_code(way, code + "launch(main, 2)")
     message = "FlagError: new processes cannot import main, which is in no file, as in a notebook"
     assert message in done.stderr.splitlines()[-1]
-    assert "put it into a .py file and import it" in done.stderr.splitlines()[-1]
+    assert "put it into a .py file of its own and import it" in done.stderr.splitlines()[-1]
 
 
 def test_a_function_that_new_processes_do_not_find_is_told_with_the_likely_cause(tmp_path):
@@ -205,6 +206,48 @@ def test_a_function_that_new_processes_do_not_find_is_told_with_the_likely_cause
     *_, failure, cause = done.stderr.splitlines()
     assert re.search(r"LaunchError: Rank [01] ended with exit code 1$", failure)
     assert cause.startswith("It did not come to the function: new processes import the program")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("death", "report"),
+    [
+        (
+            "raise ImportError('no')",
+            "Rank [01] ended with exit code 1\nIt did not come to the",
+        ),
+        ("os.kill(os.getpid(), 9)", "Rank [01] was killed by SIGKILL"),
+    ],
+)
+def test_a_death_before_the_function_is_not_waited_for(tmp_path, death, report):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nfrom engine import launch\n"
+        "def main(): return 5\n"
+        "if __name__ == '__main__':\n    launch(main, 2)\n"
+        "elif os.path.exists(__file__ + '.one'):\n    " + death + "\n"
+        "else:\n    open(__file__ + '.one', 'x').close()\n"
+    )
+    start = time.monotonic()
+    done = run_code(str(script), "")
+    assert re.search(f"LaunchError: {report}", done.stderr)
+    assert time.monotonic() - start < 30  # as long as torch waits for the other one
+
+
+@pytest.mark.parametrize("way", ["pkg", "-m"])
+def test_a_function_in_the_main_of_a_package_is_refused(tmp_path, monkeypatch, way):
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__main__.py").write_text(
+        "from engine import launch\n"
+        "def main(): return 5\n"
+        "if __name__ == '__main__':\n    launch(main, 2)\n"
+    )
+    command = [sys.executable, *(["-m", "pkg"] if way == "-m" else [str(package)])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    message = "new processes cannot import main, which is in a __main__.py: put it into a .py"
+    assert message in done.stderr.splitlines()[-1]
 
 
 def run_code(way: str, code: str) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,7 @@
 """Processes that were started, looked at without taking their exit codes; and how they end."""
 
+import atexit
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -7,13 +9,15 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.resource_tracker import getfd
 from pathlib import Path
 from typing import Any, NoReturn
+
+PATIENCE = 5.0  # seconds that are given to a process to end by itself
 
 
 class Ends:
@@ -56,6 +60,13 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def spawned_pids() -> set[int]:
+    """The processes that multiprocessing has started here and nobody has waited for, but for
+    daemons, as data workers are."""
+    children = list(multiprocessing.process._children)  # type: ignore[attr-defined]
+    return {child.pid for child in children if child.pid and not child.daemon}
 
 
 def send(number: int, pids: Iterable[int]) -> None:
@@ -113,6 +124,33 @@ def end_with_launcher() -> None:
     """Have this process die when its launcher is killed, whose folder may then be another run's."""
     if (launcher := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_end_after, args=(launcher,), daemon=True).start()
+
+
+def end_in_time() -> None:
+    """Have this process end, for which others wait, though a thread of the user's own would keep
+    it, or a collective that is under way: torch waits for that when Python has long ended."""
+    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+    with suppress(RuntimeError):  # there are no new threads any more: the process is at its end
+        call_later(PATIENCE, os._exit, 1)  # a fork cancels the other one
+
+
+def call_later(seconds: float, function: Callable[..., Any], *args: Any) -> None:
+    """Call a function in a while, unless the process has ended by then."""
+    timer = threading.Timer(seconds, function, args)
+    timer.daemon = True
+    timer.start()
+
+
+def exit_with(code: Any) -> NoReturn:
+    """End this process as `sys.exit(code)` does, without the last of Python's own end: C++ threads
+    of process groups that are at work by then abort it now and then, with another exit code."""
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
 def _end_after(launcher: Any) -> None:

@@ -68,9 +68,9 @@ class Job:
         file = Path(self.folder, "stop")
         return int(file.read_text()) if file.exists() else None
 
-    def describe_progress(self) -> str:
+    def describe_progress(self, failed: int) -> str:
         """How far the ranks were when one failed: it may have waited for others that were done."""
-        if not self.pids():
+        if not self.started(failed % self.num_processes).exists():
             return (
                 "\nIt did not come to the function: new processes import the program first, "
                 'without what it has under `if __name__ == "__main__":`'
@@ -129,6 +129,10 @@ class Job:
         files = {local: self.started(local) for local in range(self.num_processes)}
         texts = {local: file.read_text() for local, file in files.items() if file.exists()}
         return {local: int(text) for local, text in texts.items() if text}
+
+    def pids_returned(self) -> list[int]:
+        """The pids of those whose function has returned."""
+        return [pid for local, pid in self.pids().items() if self.returned(local).exists()]
 
     def pids_outside(self) -> list[int]:
         """The pids of those that have begun and not met the others."""

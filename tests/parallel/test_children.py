@@ -1,9 +1,12 @@
+import multiprocessing
 import signal
 import subprocess
 import sys
 import time
 
-from engine.parallel.children import Ends, is_running, send
+import pytest
+
+from engine.parallel.children import Ends, is_running, send, spawned_pids
 
 
 def start(code: str) -> subprocess.Popen:
@@ -37,6 +40,31 @@ def test_a_signal_goes_to_processes_that_run():
     assert sleeping.wait(30) == -signal.SIGTERM
     assert not is_running(sleeping.pid)
     assert ended.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "said"), [(3, 3, ""), (True, 1, ""), (300, 44, ""), ("no", 1, "no\n")]
+)
+def test_a_process_exits_as_by_sys_exit(code, exit_code, said):
+    program = (
+        "import atexit, sys; from engine.parallel.children import exit_with\n"
+        "atexit.register(print, 'at exit')\n"
+        f"print('first', end=' '); exit_with({code!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (exit_code, "first at exit\n", said)
+
+
+def test_processes_that_multiprocessing_has_started_are_known_until_they_are_waited_for():
+    context = multiprocessing.get_context("spawn")
+    before = spawned_pids()
+    child, daemon = context.Process(target=print), context.Process(target=print, daemon=True)
+    child.start()
+    daemon.start()
+    assert spawned_pids() - before == {child.pid}
+    child.join()
+    daemon.join()
+    assert spawned_pids() == before
 
 
 def test_who_is_waited_for_by_others_first_is_not_told_about():
