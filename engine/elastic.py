@@ -192,9 +192,9 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat, strangers: set[int]) ->
             # They wait for its ranks.
             job.mistake(0).write_text(f"Machine {left} has left before all ranks had met")
             send(signal.SIGKILL, outside)
-        own = spawned_pids() - strangers  # also those that have not begun
-        ends.watch(own)
-        if ends.take_failed() and job.stop_code is None:
+        ends.watch(spawned_pids() - strangers)  # also those that have not begun
+        if (failed := ends.take_failed()) and job.stop_code is None:
+            own = ends.find_peers(failed)  # not those that were started in their place
             # torch asks the others to end, and gives them half a minute: to wait for the dead one.
             call_later(PATIENCE, send, signal.SIGKILL, own)
             call_later(5 * MONITOR, _end_outside, job, own)  # torch has seen by then who was first

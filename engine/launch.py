@@ -180,7 +180,8 @@ def _refuse_without_file(main_func: Callable[..., Any]) -> None:
     file = getattr(main, "__file__", None) or ""  # of stdin it is "<stdin>"
     file = os.path.join(getattr(process, "ORIGINAL_DIR", None) or "", file)  # as a new process does
     where = "" if os.path.isfile(file) else "no file, as in a notebook or python -c"
-    if getattr(main.__spec__, "name", "").rpartition(".")[2] == "__main__":
+    spec = getattr(main, "__spec__", None)
+    if getattr(spec, "name", "").rpartition(".")[2] == "__main__":
         where = "a __main__.py"
     if where and getattr(main_func, "__module__", "") == "__main__":
         name = getattr(main_func, "__qualname__", repr(main_func))

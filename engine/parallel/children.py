@@ -31,13 +31,21 @@ class Ends:
         self.good: set[int] = set()  # pids of those that have ended with the exit code 0
         self._failed: set[int] = set()
         self._watched: set[int] = set()
+        self._peers: dict[int, set[int]] = {}  # by pid, those that have run beside it
 
     def watch(self, pids: Iterable[int]) -> None:
         """Have these processes among those that are told about."""
-        for pid in pids:
-            if pid not in self._watched and hasattr(os, "waitid"):
-                self._watched.add(pid)
-                threading.Thread(target=self._wait_for, args=(pid,), daemon=True).start()
+        pids = set(pids)
+        running = set(filter(is_running, pids))
+        for pid in running:
+            self._peers.setdefault(pid, set()).update(running)
+        for pid in pids - self._watched if hasattr(os, "waitid") else ():
+            self._watched.add(pid)
+            threading.Thread(target=self._wait_for, args=(pid,), daemon=True).start()
+
+    def find_peers(self, pids: Iterable[int]) -> set[int]:
+        """Those that ran beside these when they were watched, and these."""
+        return set().union(pids, *(self._peers.get(pid, ()) for pid in pids))
 
     def take_failed(self) -> set[int]:
         """The pids of those that have failed since the last call."""

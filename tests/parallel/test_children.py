@@ -32,6 +32,24 @@ def test_ends_are_told_apart_and_exit_codes_are_left_to_others():
     assert (good.wait(), bad.wait()) == (0, 3)
 
 
+def test_those_that_run_at_one_time_are_peers():
+    ends = Ends()
+    first, second = start("import time; time.sleep(60)"), start("import time; time.sleep(60)")
+    ends.watch([first.pid])
+    ends.watch([first.pid, second.pid])
+    for process in (first, second):
+        process.kill()
+    wait_until(lambda: not is_running(first.pid) and not is_running(second.pid))
+    third = start("import time; time.sleep(60)")
+    ends.watch([first.pid, second.pid, third.pid])
+    assert ends.find_peers([second.pid]) == {first.pid, second.pid}
+    assert ends.find_peers([third.pid]) == {third.pid}
+    assert ends.find_peers([]) == set()
+    third.kill()
+    for process in (first, second, third):
+        process.wait()
+
+
 def test_a_signal_goes_to_processes_that_run():
     sleeping, ended = start("import time; time.sleep(60)"), start("pass")
     wait_until(lambda: not is_running(ended.pid))
