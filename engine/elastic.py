@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
@@ -166,7 +166,7 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat, strangers: set[int]) ->
     """Wait for the agent, and end what it waits for in vain. `strangers` are processes that were
     there before its own."""
     lost: int | None = None
-    deadline = stop_deadline = math.inf
+    deadline = stop_deadline = done_deadline = math.inf
     ends = Ends()
     pause, known, began = GLANCE, list[int](), 0.0
     while not futures.wait([agent], timeout=pause).done and time.monotonic() < deadline:
@@ -192,12 +192,16 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat, strangers: set[int]) ->
             # They wait for its ranks.
             job.mistake(0).write_text(f"Machine {left} has left before all ranks had met")
             send(signal.SIGKILL, outside)
-        ends.watch(spawned_pids() - strangers)  # also those that have not begun
-        if (failed := ends.take_failed()) and job.stop_code is None:
-            own = ends.find_peers(failed)  # not those that were started in their place
+        spawned = spawned_pids() - strangers  # also those that have not begun
+        ends.watch(spawned)
+        # One that never began may be none of the ranks: then these are all there.
+        failed = ends.take_failed()
+        is_rank = not failed.isdisjoint(pids) or sum(map(is_running, spawned)) < job.num_processes
+        if failed and is_rank and job.stop_code is None:
+            peers = ends.find_peers(failed)  # not those that were started in their place
             # torch asks the others to end, and gives them half a minute: to wait for the dead one.
-            call_later(PATIENCE, send, signal.SIGKILL, own)
-            call_later(5 * MONITOR, _end_outside, job, own)  # torch has seen by then who was first
+            call_later(PATIENCE, _end, peers, lambda: job.pids().values())
+            call_later(5 * MONITOR, _end, peers, job.pids_outside)  # torch knows by then who failed
         if (local_rank := job.find_silent(ends.good)) is not None:
             # torch takes it for a good end, and waits for a result for ever.
             rank = job.machine_rank * job.num_processes + local_rank
@@ -209,11 +213,14 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat, strangers: set[int]) ->
                 raise LaunchError(job.find_mistake())
             send(signal.SIGKILL, others)  # that is a failure for torch too
         if job.stop_code is not None:
-            stop_deadline = min(stop_deadline, time.monotonic() + PATIENCE)
-            if time.monotonic() > stop_deadline:
-                # They wait for others who will not come, in code that no signal interrupts; or they
-                # are done, and a thread of the user's own keeps them.
-                send(signal.SIGKILL, job.pids_outside() + job.pids_returned())
+            now = time.monotonic()
+            stop_deadline = min(stop_deadline, now + PATIENCE)
+            done_deadline = min(done_deadline, now + PATIENCE) if job.are_done() else math.inf
+            if now > stop_deadline:
+                # They wait for others who will not come, in code that no signal interrupts.
+                send(signal.SIGKILL, job.pids_outside())
+            if now > done_deadline:
+                send(signal.SIGKILL, pids)  # threads of the user's own keep them
         if job.stop_code is not None and not any(map(is_running, pids)):
             # The agent may have started others in their place: they will see that they are to stop.
             patience = 3 * PATIENCE if pids else PATIENCE
@@ -226,9 +233,8 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat, strangers: set[int]) ->
     return [results[rank] for rank in sorted(results)]
 
 
-def _end_outside(job: Job, own: set[int]) -> None:
-    """End those of these processes that wait for others to come, where no signal is heard."""
-    send(signal.SIGKILL, own.intersection(job.pids_outside()))
+def _end(peers: set[int], find_pids: Callable[[], Iterable[int]]) -> None:
+    send(signal.SIGKILL, peers.intersection(find_pids()))
 
 
 def _refuse_other_machines(job: Job, heartbeat: Heartbeat) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from engine import TrainerBase, hooks, launch
 from engine.config import ConfigError
+from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.launch import was_restarted
 from engine.parallel import comm
 from engine.parallel.joint_flags import JointFlags
@@ -132,6 +134,26 @@ def return_beside_a_stubborn_thread() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     os.write(1, b"called\n")
+
+
+def save_long_after_the_others_have_gone() -> None:
+    """Rank 0 alone saves, as under DDP, and takes its time."""
+    if comm.get_rank() == 0:
+        time.sleep(8)
+        os.write(1, b"saved\n")
+    sys.exit(REQUEUE_EXIT_CODE)
+
+
+def start_a_stranger_that_fails() -> None:
+    """In the launcher, beside the ranks."""
+    while len(multiprocessing.process._children) < 2:
+        time.sleep(0.01)
+    multiprocessing.get_context("spawn").Process(target=sys.exit, args=(1,)).start()
+
+
+def return_late() -> str:
+    time.sleep(8)
+    return "done"
 
 
 def leave_in_native_code() -> None:
@@ -459,6 +481,21 @@ def test_a_signal_ends_ranks_that_are_done_but_for_a_thread():
 
 
 @pytest.mark.slow
+def test_a_rank_that_still_saves_is_not_ended_because_others_are_done():
+    process = start("save_long_after_the_others_have_gone")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == REQUEUE_EXIT_CODE, errors
+    assert output == "saved\n"
+
+
+@pytest.mark.slow
+def test_another_process_of_the_program_that_fails_is_no_rank():
+    process = start("beside_a_stranger")
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "done\n"), errors
+
+
+@pytest.mark.slow
 def test_processes_die_with_a_launcher_that_is_killed():
     process = start("wait_for_signal")
     wait_for_calls(process, 2)
@@ -550,6 +587,9 @@ def main(name: str) -> None:
     elif name.startswith("machine_that_stays "):
         num_machines, machine = map(int, name.split()[1:])
         launch(stay, 1, num_machines, machine, "127.0.0.1:29879")
+    elif name == "beside_a_stranger":
+        threading.Thread(target=start_a_stranger_that_fails).start()
+        print(launch(return_late, 2))
     elif name == "return_a_lock":
         print(launch(threading.Lock, 2))
     elif name.startswith("machine_"):

@@ -60,15 +60,16 @@ def _averaged(state: dict[str, Any], checkpoint: str) -> dict[str, torch.Tensor]
     if len(averages) > 1:
         raise ValueError(f"{checkpoint} holds {len(averages)} averages: it is not clear which")
     weights = state["model"]
-    if unknown := [name for name in averages[0] if name not in weights]:
+    average = {name: value for name, value in averages[0].items() if name in weights}
+    if not average:  # a buffer that is not saved may be among others
         raise ValueError(
-            f"{checkpoint} holds an average of {unknown[0]!r}, which is no weight of its model: "
-            "EMAHook averaged another one"
+            f"{checkpoint} holds an average of {next(iter(averages[0]))!r}, which is no weight of "
+            "its model: EMAHook averaged another one"
         )
     # By memory, as a weight may have two names and its average has one.
     by_weight = {
         _place(weights[name]): value.to(weights[name].dtype)  # it may be kept more precisely
-        for name, value in averages[0].items()
+        for name, value in average.items()
     }
     return {
         name: by_weight.get(_place(weight), weight) if torch.is_tensor(weight) else weight

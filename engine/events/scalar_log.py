@@ -119,7 +119,7 @@ class ScalarLog:
         for a number or a name scope is open."""
         names, values = list(scalars), list(scalars.values())
         key: tuple[int | str, ...] = (len(names), *names[:1])
-        known = self.known_together.get(key)
+        known, packed = self.known_together.get(key), b""
         try:
             if (
                 known is None
@@ -130,6 +130,8 @@ class ScalarLog:
                 or self.prefix
             ):
                 known = None
+            else:
+                packed = known.packer.pack(*values)
         except Exception:  # one of them is no number: `as_scalar` tells which
             known = None
         if known is None:
@@ -140,7 +142,8 @@ class ScalarLog:
             are_plain = set(map(type, values)) <= PLAIN
             values = list(map(as_scalar, names, values))
             known = self._meet(key, names, smoothing_hint, are_plain)
-        self.entries += known.names, known.packer.pack(*values)
+            packed = known.packer.pack(*values)
+        self.entries += known.names, packed
         self.together += len(names)
         if len(self.entries) + self.together > MAX_IN_STEP:
             self.when_full()

@@ -154,6 +154,7 @@ def exit_with(code: Any) -> NoReturn:
     of process groups that are at work by then abort it now and then, with another exit code."""
     if not isinstance(code, int):
         print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]  # it waits for threads
     atexit._run_exitfuncs()
     with suppress(OSError, ValueError):
         sys.stdout.flush()

@@ -92,7 +92,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 def is_sharded_module(module: nn.Module) -> bool:
     """Whether `fully_shard` was applied to this module itself."""
-    return hasattr(module, "set_requires_gradient_sync")
+    return hasattr(type(module), "set_requires_gradient_sync")  # it may give those of another
 
 
 def is_sharded_tensor(tensor: Any) -> bool:
@@ -177,7 +177,8 @@ def _modules_of(model: nn.Module, classes: Sequence[str]) -> list[nn.Module]:
             )
     modules = [module for module in model.modules() if type(module).__name__ in classes]
     for module in modules:
-        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        is_container = isinstance(module, nn.ModuleList | nn.ModuleDict)
+        if is_container and type(module).forward is nn.Module.forward:
             raise StrategyError(
                 f"PARALLEL.FSDP.SHARD_CLASSES: a {type(module).__name__} is not called itself and "
                 "cannot be sharded; name the class of what it holds"

@@ -130,9 +130,9 @@ class Job:
         texts = {local: file.read_text() for local, file in files.items() if file.exists()}
         return {local: int(text) for local, text in texts.items() if text}
 
-    def pids_returned(self) -> list[int]:
-        """The pids of those whose function has returned."""
-        return [pid for local, pid in self.pids().items() if self.returned(local).exists()]
+    def are_done(self) -> bool:
+        """Whether the function has returned in all processes of this machine."""
+        return all(self.returned(local).exists() for local in range(self.num_processes))
 
     def pids_outside(self) -> list[int]:
         """The pids of those that have begun and not met the others."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
@@ -80,8 +81,8 @@ def _check_compile(backend: str, mode: str) -> None:
 
 def is_parallel(model: nn.Module) -> bool:
     """Whether it is one model of all processes, replicated or sharded, and not one of many."""
-    replicated = nn.parallel.DistributedDataParallel
-    return is_sharded(model) or any(isinstance(one, replicated) for one in model.modules())
+    modules = model.modules()
+    return is_sharded(model) or any(isinstance(one, DistributedDataParallel) for one in modules)
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
@@ -105,9 +106,11 @@ def no_gradient_sync(model: nn.Module) -> Iterator[None]:
     sharded = list(filter(is_sharded_module, modules))
     with ExitStack() as stack:
         for module in modules:
+            is_replicated = module is model or isinstance(module, DistributedDataParallel)
             # With a static graph it must see each pass alike; the sum is the same.
-            if hasattr(module, "no_sync") and not getattr(module, "static_graph", False):
-                stack.enter_context(module.no_sync())  # DistributedDataParallel
+            is_static = getattr(module, "static_graph", False)
+            if is_replicated and hasattr(module, "no_sync") and not is_static:
+                stack.enter_context(module.no_sync())
         for module in sharded:
             module.set_requires_gradient_sync(False, recurse=False)
         try:

@@ -124,6 +124,18 @@ def test_an_average_of_another_model_is_refused(tmp_path, batches):
         consolidate_checkpoint(str(tmp_path / "model.pth"), str(tmp_path / "a.pth"), average=True)
 
 
+def test_averages_of_buffers_that_are_not_saved_are_left_out(tmp_path, batches):
+    model = nn.Linear(4, 4)
+    model.register_buffer("cache", torch.ones(2), persistent=False)
+    trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1))
+    trainer.register_hooks([EMAHook(0.5, buffers=True)])
+    trainer.run_step = lambda: None
+    trainer.train(0, 2)
+    Checkpointer(model, tmp_path, trainer=trainer).save("model")
+    consolidate_checkpoint(str(tmp_path / "model.pth"), str(tmp_path / "out.pth"), average=True)
+    assert_same(torch.load(tmp_path / "out.pth")["model"], model.state_dict())
+
+
 def test_a_part_of_a_folder_is_refused(tmp_path, run):
     part = tmp_path / "model_0000003" / "state.pth"
     assert part.exists()

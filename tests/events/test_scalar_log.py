@@ -117,6 +117,18 @@ def test_what_is_no_number_is_told_by_its_name_after_numbers_too(value, message)
     assert len(log.take()[0]) == 3
 
 
+def test_what_adds_up_to_a_number_and_is_none_is_told_by_its_name():
+    class Meter:
+        def __radd__(self, other):
+            return other + 1.0
+
+    log = ScalarLog(0)
+    for _ in range(2):
+        log.put_all({"a": 1.0, "b": 2.0}, True)
+    with pytest.raises(TypeError, match=r"metric 'b' must be a Python or NumPy number .* Meter"):
+        log.put_all({"a": 3.0, "b": Meter()}, True)
+
+
 def test_what_is_no_number_leaves_no_trace_of_what_is_put_with_it():
     log = ScalarLog(0)
     log.put_all({"a": 1.0, "b": 2.0}, True)

@@ -66,11 +66,17 @@ def test_a_signal_goes_to_processes_that_run():
 def test_a_process_exits_as_by_sys_exit(code, exit_code, said):
     program = (
         "import atexit, sys; from engine.parallel.children import exit_with\n"
-        "atexit.register(print, 'at exit')\n"
+        "import threading, time; atexit.register(print, 'at exit')\n"
+        "say = lambda: (time.sleep(0.5), print('thread', end=' '))\n"
+        "threading.Thread(target=say).start()\n"
         f"print('first', end=' '); exit_with({code!r})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (exit_code, "first at exit\n", said)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        exit_code,
+        "first thread at exit\n",
+        said,
+    )
 
 
 def test_processes_that_multiprocessing_has_started_are_known_until_they_are_waited_for():

@@ -17,6 +17,7 @@ from engine.parallel.ddp import create_ddp_model
 from engine.parallel.fsdp import (
     create_fsdp_model,
     is_sharded,
+    is_sharded_tensor,
     missing_batches,
     shard_like,
     tied_parameters,
@@ -185,6 +186,28 @@ class Around(nn.Module):
         return self.inside(batch)
 
 
+class Delegating(Around):
+    """Gives what its inner module has as its own."""
+
+    def __init__(self) -> None:
+        super().__init__(Block(5))
+        self.head = nn.Linear(5, 1)
+
+    def forward(self, batch):
+        return self.head(self.inside(batch[0])).square().mean()
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inside"), name)
+
+
+class Stage(nn.ModuleList):
+    def forward(self, inputs):
+        return self[0](inputs)
+
+
 def count_reductions(model: nn.Module, accumulate: int) -> int:
     """In one step."""
     with CountReductions() as counted:
@@ -258,6 +281,10 @@ def work(rank: int, folder: Path) -> dict:
         "tied as one": tied_parameters(create_fsdp_model(Net(tied=True))),
         "empty": error_of(lambda: create_fsdp_model(WithEmpty())),
         "experts": error_of(lambda: train(create_fsdp_model(Experts()), 1, [FirstStepCheck()])),
+        "delegating": [
+            is_sharded_tensor(parameter)
+            for parameter in create_fsdp_model(Delegating(), shard_classes=["Block"]).parameters()
+        ],
         "damaged": error_of(lambda: load_damaged(folder)),
         "no batch": error_of(lambda: missing_batches(half, rank)),
         "no length": error_of(lambda: missing_batches(half, None)),
@@ -287,6 +314,11 @@ def test_alone_the_model_stays_as_it_is():
 def test_what_is_not_known_is_refused_with_the_nearest_name(options, message):
     with pytest.raises(ValueError, match=message):
         create_fsdp_model(nn.ModuleList([Net()]), **options)
+
+
+def test_a_list_of_modules_with_a_forward_of_its_own_can_be_sharded():
+    model = Stage([Block(5)])
+    assert create_fsdp_model(model, shard_classes=["Stage"]) is model
 
 
 def test_weights_with_two_names_are_found():
@@ -357,6 +389,10 @@ def test_exported_weights_are_whole(processes, folder):
 
     exported = load_file(folder / "model_final.safetensors")
     assert {k: v.tolist() for k, v in exported.items()} == processes[0]["exported"]
+
+
+def test_a_module_that_gives_what_another_has_is_sharded_itself(processes):
+    assert all(processes[0]["delegating"])
 
 
 def test_weights_that_share_memory_are_not_sharded_apart(processes):
