@@ -194,14 +194,7 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat, strangers: set[int]) ->
             send(signal.SIGKILL, outside)
         spawned = spawned_pids() - strangers  # also those that have not begun
         ends.watch(spawned)
-        # One that never began may be none of the ranks: then these are all there.
-        failed = ends.take_failed()
-        is_rank = not failed.isdisjoint(pids) or sum(map(is_running, spawned)) < job.num_processes
-        if failed and is_rank and job.stop_code is None:
-            peers = ends.find_peers(failed)  # not those that were started in their place
-            # torch asks the others to end, and gives them half a minute: to wait for the dead one.
-            call_later(PATIENCE, _end, peers, lambda: job.pids().values())
-            call_later(5 * MONITOR, _end, peers, job.pids_outside)  # torch knows by then who failed
+        _end_peers(job, ends, spawned)
         if (local_rank := job.find_silent(ends.good)) is not None:
             # torch takes it for a good end, and waits for a result for ever.
             rank = job.machine_rank * job.num_processes + local_rank
@@ -231,6 +224,18 @@ def _watch(job: Job, agent: Agent, heartbeat: Heartbeat, strangers: set[int]) ->
         raise LaunchError(f"machine {lost} has been silent for {heartbeat.limit:.0f} s")
     results = agent.result()
     return [results[rank] for rank in sorted(results)]
+
+
+def _end_peers(job: Job, ends: Ends, spawned: set[int]) -> None:
+    """End what waits for a rank that has failed: torch asks it to, and gives it half a minute."""
+    failed = ends.take_failed()
+    # One that never began may be none of the ranks: then these are all there.
+    has_begun = not failed.isdisjoint(job.pids().values())
+    is_rank = has_begun or sum(map(is_running, spawned)) < job.num_processes
+    if failed and is_rank and job.stop_code is None:
+        peers = ends.find_peers(failed)  # not those that were started in their place
+        call_later(PATIENCE, _end, peers, lambda: job.pids().values())
+        call_later(5 * MONITOR, _end, peers, job.pids_outside)  # torch knows by then who failed
 
 
 def _end(peers: set[int], find_pids: Callable[[], Iterable[int]]) -> None:

@@ -461,18 +461,9 @@ def test_a_single_process_is_restarted_too():
 
 
 @pytest.mark.slow
-def test_a_rank_that_a_signal_ends_leaves_none_waiting_for_it():
-    process = start("talk")
-    wait_for_calls(process, 2)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, errors
-
-
-@pytest.mark.slow
-def test_a_signal_ends_ranks_that_are_done_but_for_a_thread():
-    process = start("return_beside_a_stubborn_thread")
+@pytest.mark.parametrize("program", ["talk", "return_beside_a_stubborn_thread"])
+def test_a_signal_ends_ranks_that_wait_for_others_or_for_a_thread(program):
+    process = start(program)
     wait_for_calls(process, 2)
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
