@@ -1,7 +1,6 @@
 """The processes of one machine: torch's elastic launcher starts them, watches and restarts them."""
 
 import logging
-import math
 import multiprocessing
 import os
 import signal
@@ -9,12 +8,12 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch.distributed as dist
 
@@ -22,8 +21,6 @@ from engine.hooks.stopping import REQUEUE_EXIT_CODE, STARTED_AT, process_age
 from engine.mistakes import MISTAKES
 from engine.parallel import comm
 from engine.parallel.children import (
-    PATIENCE,
-    Ends,
     call_later,
     end_in_time,
     end_with_launcher,
@@ -39,26 +36,18 @@ from engine.parallel.device import BACKENDS, find_accelerator, set_current_devic
 from engine.parallel.failures import FailureReports
 from engine.parallel.heartbeat import Heartbeat
 from engine.parallel.job import Exit, Job
-from engine.parallel.network import FlagError, find_interface
+from engine.parallel.joint_errors import is_echo
+from engine.parallel.network import find_interface
+from engine.parallel.watch import MONITOR, Agent, LaunchError, Watch
 from engine.utils.environment import usable_cpus
 
-MONITOR = 0.1  # seconds until the agent notices a death
-GLANCE = 0.02  # seconds between looks for processes that have just begun
 LONG_WAIT = 15.0  # seconds for other machines, until that is told
-LAST_WORDS = 3.0  # seconds in which other machines can read why machine 0 ends
 LONGEST_SILENCE = timedelta(minutes=1)  # of a machine, until the others give it up
 STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
 ]
 
-Agent: TypeAlias = "futures.Future[dict[int, Any]]"
-"""torch's launcher in its thread; gives what each rank of this machine has returned."""
-
 logger = logging.getLogger(__name__)
-
-
-class LaunchError(RuntimeError):
-    """A process or a machine of the run has failed; the message says which, how and where."""
 
 
 def run_processes(job: Job) -> list[Any]:
@@ -90,14 +79,15 @@ def run_processes(job: Job) -> list[Any]:
         while True:
             meetings -= 1
             try:
-                results = _watch(job, _start_agent(job), heartbeat, strangers)
+                results = Watch(job, _start_agent(job), heartbeat, strangers).wait()
                 if has_failed_to_stop:  # those that were started again had nothing to do
                     raise LaunchError(reports[-1])
                 return results
             except ChildFailedError as error:
                 report = reports[-1] if reports else job.find_mistake() or str(error)
                 if report.startswith("Rank "):
-                    report += job.describe_progress(int(report.split()[1]))
+                    was_killed = "was killed by" in report.split("\n")[0]
+                    report += job.describe_progress(int(report.split()[1]), was_killed)
                 if job.stop_code is None or has_failed_to_stop:
                     raise LaunchError(report) from None
                 logger.error("%s", report)
@@ -125,7 +115,7 @@ def _start_agent(job: Job) -> Agent:
         min_nodes=job.num_machines,
         max_nodes=job.num_machines,
         nproc_per_node=job.num_processes,
-        run_id=str(uuid.uuid4()) if job.num_machines == 1 else f"{job.host}:{job.port}",
+        run_id=str(uuid.uuid4()) if job.num_machines == 1 else f"engine at {job.port}",
         rdzv_backend="c10d",
         rdzv_endpoint=f"{job.host}:{job.port}",
         rdzv_configs={
@@ -162,96 +152,6 @@ def _tell_of_waiting(job: Job, agent: Agent) -> None:
         logger.warning("Waiting for all %d machines to come to %s", job.num_machines, where)
 
 
-def _watch(job: Job, agent: Agent, heartbeat: Heartbeat, strangers: set[int]) -> list[Any]:
-    """Wait for the agent, and end what it waits for in vain. `strangers` are processes that were
-    there before its own."""
-    lost: int | None = None
-    deadline = stop_deadline = done_deadline = math.inf
-    ends = Ends()
-    pause, known, began = GLANCE, list[int](), 0.0
-    while not futures.wait([agent], timeout=pause).done and time.monotonic() < deadline:
-        pids = list(job.pids().values())
-        _refuse_other_machines(job, heartbeat)
-        # A process has to be watched before it ends: what comes after is the agent's.
-        are_all_there = len(pids) == job.num_processes and all(map(is_running, pids))
-        pause = 2 * MONITOR if are_all_there else GLANCE
-        if lost is not None and heartbeat.hears(lost):
-            lost, deadline = None, math.inf
-        if (silent := heartbeat.take_silent()) is not None:
-            lost = silent
-            logger.error("Machine %d has been silent for %.0f s", lost, heartbeat.limit)
-            is_at_work = any(map(is_running, pids))
-            send(signal.SIGKILL, pids)
-            if job.machine_rank > 0:  # its agent may wait on the link too
-                patience = PATIENCE if is_at_work else job.timeout.total_seconds()
-                deadline = time.monotonic() + patience
-        if pids != known:
-            known, began = pids, time.monotonic()
-        outside = list(filter(is_running, job.pids_outside()))
-        if outside and (left := heartbeat.find_left(since=began)) is not None:
-            # They wait for its ranks.
-            job.mistake(0).write_text(f"Machine {left} has left before all ranks had met")
-            send(signal.SIGKILL, outside)
-        spawned = spawned_pids() - strangers  # also those that have not begun
-        ends.watch(spawned)
-        _end_peers(job, ends, spawned)
-        if (local_rank := job.find_silent(ends.good)) is not None:
-            # torch takes it for a good end, and waits for a result for ever.
-            rank = job.machine_rank * job.num_processes + local_rank
-            how = "ended with exit code 0 in the middle of its program, as os._exit does"
-            job.mistake(local_rank).write_text(f"Rank {rank} {how}")
-            # One that leaves may take a while to be gone, and no signal changes its exit code.
-            others = [pid for local, pid in job.pids().items() if not job.left(local).exists()]
-            if not any(map(is_running, others)):
-                raise LaunchError(job.find_mistake())
-            send(signal.SIGKILL, others)  # that is a failure for torch too
-        if job.stop_code is not None:
-            now = time.monotonic()
-            stop_deadline = min(stop_deadline, now + PATIENCE)
-            done_deadline = min(done_deadline, now + PATIENCE) if job.are_done() else math.inf
-            if now > stop_deadline:
-                # They wait for others who will not come, in code that no signal interrupts.
-                send(signal.SIGKILL, job.pids_outside())
-            if now > done_deadline:
-                send(signal.SIGKILL, pids)  # threads of the user's own keep them
-        if job.stop_code is not None and not any(map(is_running, pids)):
-            # The agent may have started others in their place: they will see that they are to stop.
-            patience = 3 * PATIENCE if pids else PATIENCE
-            deadline = min(deadline, time.monotonic() + patience)
-    if not agent.done() and job.stop_code is not None:
-        return [Exit(job.stop_code)]
-    if lost is not None and not (agent.done() and agent.exception() is None):
-        raise LaunchError(f"machine {lost} has been silent for {heartbeat.limit:.0f} s")
-    results = agent.result()
-    return [results[rank] for rank in sorted(results)]
-
-
-def _end_peers(job: Job, ends: Ends, spawned: set[int]) -> None:
-    """End what waits for a rank that has failed: torch asks it to, and gives it half a minute."""
-    failed = ends.take_failed()
-    # One that never began may be none of the ranks: then these are all there.
-    has_begun = not failed.isdisjoint(job.pids().values())
-    is_rank = has_begun or sum(map(is_running, spawned)) < job.num_processes
-    if failed and is_rank and job.stop_code is None:
-        peers = ends.find_peers(failed)  # not those that were started in their place
-        call_later(PATIENCE, _end, peers, lambda: job.pids().values())
-        call_later(5 * MONITOR, _end, peers, job.pids_outside)  # torch knows by then who failed
-
-
-def _end(peers: set[int], find_pids: Callable[[], Iterable[int]]) -> None:
-    send(signal.SIGKILL, peers.intersection(find_pids()))
-
-
-def _refuse_other_machines(job: Job, heartbeat: Heartbeat) -> None:
-    """End where the flags of the machines that come together contradict each other."""
-    heartbeat.have_met = heartbeat.have_met or job.have_met
-    if heartbeat.contradiction:
-        send(signal.SIGKILL, job.pids().values())
-        if job.machine_rank == 0:
-            time.sleep(LAST_WORDS)
-        raise FlagError(heartbeat.contradiction)
-
-
 def _run_process(job: Job) -> Any:
     """One process of the run."""
     if job.stop_code is not None:
@@ -286,7 +186,8 @@ def _run_process(job: Job) -> Any:
         if isinstance(error, MISTAKES):
             job.mistake(local_rank).write_text(f"{type(error).__name__}: {error}")
         _handle_signals(signal.SIG_DFL)  # the agent sends one: no error of its own shall come of it
-        time.sleep(3 * MONITOR)  # often the echo of another's death, which is to be found first
+        # Often the echo of another's error or death, which is to be found first.
+        time.sleep((10 if is_echo(error) else 3) * MONITOR)
         if isinstance(error, Exception):
             raise
         # torch reports no other: it takes KeyboardInterrupt for a good end, and waits for a result.

@@ -1,6 +1,7 @@
 """launch(): one function on many processes, as a command line, torchrun or srun asks for it."""
 
 import atexit
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from engine.elastic import LaunchError, run_processes
+from engine.elastic import run_processes
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.parallel import comm
 from engine.parallel.children import PATIENCE, call_later, end_in_time
@@ -20,10 +21,13 @@ from engine.parallel.cluster import Place, find_place
 from engine.parallel.device import BACKENDS, check_count, set_current_device
 from engine.parallel.job import Exit, Job
 from engine.parallel.network import FlagError, find_interface, find_local_address, split_endpoint
+from engine.parallel.watch import LaunchError
 
 __all__ = ["DEFAULT_TIMEOUT", "LaunchError", "launch", "may_restart", "was_restarted"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+_launches = itertools.count(1)  # of this process, under torchrun or srun
 
 
 def launch(
@@ -127,7 +131,13 @@ def _find_machine_0(
 
 def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: timedelta) -> Any:
     from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.rendezvous import rendezvous
 
+    if dist.is_initialized():
+        raise FlagError(
+            "this process is one of several already (is launch called in a function that launch "
+            "has started?): call the function itself"
+        )
     os.environ.update(place.environment())
     if place.num_machines > 1:
         address = find_local_address(*split_endpoint(place.master))
@@ -135,7 +145,13 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     comm.timeout = timeout
     backend = BACKENDS[set_current_device(place.local_rank)]
-    comm.enter_world(backend, init_method="env://")
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    # torchrun with --master-port keeps one store for all that comes: not what was there before.
+    # The restarts of several machines may be counted differently.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if place.num_machines == 1 else "0"
+    store = dist.PrefixStore(f"launch {next(_launches)} restart {restart}", store)
+    comm.enter_world(backend, store=store, rank=rank, world_size=world_size)
     comm.create_local_process_group(place.local_size)
     comm.synchronize()
     atexit.register(end_in_time)  # now: it is called after those of the function's own
@@ -189,6 +205,8 @@ def _refuse_without_file(main_func: Callable[..., Any]) -> None:
             f"new processes cannot import {name}, which is in {where}: put it into a .py file "
             "of its own and import it"
         )
+    if os.path.basename(file) == "<stdin>":
+        raise FlagError("new processes cannot import a program from stdin: put it into a .py file")
 
 
 def _name_unsendable(things: tuple, error: Exception) -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 import time
@@ -17,14 +18,14 @@ from torch import nn
 from engine.checkpoint import begin_run, has_checkpoints
 from engine.config import CfgNode, ConfigError, build_entry, track_reads
 from engine.config.yaml_text import load_yaml
-from engine.elastic import LaunchError
 from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from engine.events.trackers import MLflowWriter, TrackerWriter, TrackioWriter, WandbWriter
 from engine.launch import may_restart, was_restarted
 from engine.mistakes import MISTAKES
 from engine.parallel import comm
 from engine.parallel.device import kind_and_backend
-from engine.utils.claims import claim
+from engine.parallel.watch import LaunchError
+from engine.utils.claims import keep_claim
 from engine.utils.disk import check_free_space, state_size
 from engine.utils.environment import (
     collect_env_info,
@@ -71,6 +72,8 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
   {script} --config-file cfg.yaml --eval-only MODEL.WEIGHTS=out/model_final.pth
 KEY VALUE works as KEY=VALUE does, but for values that begin with a dash and are no numbers.""",
     )
+    # argparse's own does not know 1e-3, and takes -1e-3 for a flag.
+    parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
     parser.add_argument("--config-file", default="", metavar="FILE", help="the config")
     parser.add_argument(
         "--resume", action="store_true", help="go on from the checkpoint in the output folder"
@@ -127,8 +130,7 @@ def default_setup(cfg: Any, args: Any) -> None:
         _make_writable(output_dir)
         # Of arguments that do not say it, it is not known whether this run will train.
         if hasattr(args, "eval_only") and not is_evaluation:
-            with claim(output_dir):  # nobody else is in it, before anything there changes
-                pass
+            keep_claim(output_dir)  # before anything there is read or changed
     comm.synchronize()
     for name in ("fvcore", "engine"):
         setup_logger(output_dir or None, rank, name=name)
@@ -156,7 +158,10 @@ def default_setup(cfg: Any, args: Any) -> None:
     if not is_evaluation:
         torch.backends.cudnn.benchmark = _get(cfg, "CUDNN_BENCHMARK", "cudnn_benchmark", False)
     if precision := _get(cfg, "FLOAT32_PRECISION", "float32_precision", ""):
-        torch.set_float32_matmul_precision(precision)
+        try:
+            torch.set_float32_matmul_precision(precision)
+        except RuntimeError as error:
+            raise ConfigError(f"the float32 precision: {error}") from None
 
 
 def decide_resume(asked: bool, output_dir: str) -> bool:
@@ -253,9 +258,11 @@ def _make_writable(folder: str) -> None:
     try:
         PathManager.mkdirs(folder)
         probe = os.path.join(folder, f".probe-{os.getpid()}")
-        with PathManager.open(probe, "w"):
-            pass
-        PathManager.rm(probe)
+        try:
+            with PathManager.open(probe, "w") as file:
+                file.write("There is space.")
+        finally:
+            PathManager.rm(probe)
     except OSError as error:
         raise PermissionError(
             error.errno, f"OUTPUT_DIR cannot be written to ({error.strerror}); name another", folder

@@ -4,6 +4,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -345,7 +346,7 @@ def test_under_torchrun_no_rank_is_left_waiting_for_one_that_has_failed(beside):
 def test_two_signals_at_once_are_no_error():
     process = start("get_two_signals")
     _, errors = process.communicate(timeout=110)
-    assert "ended with exit code 138" in errors  # of the first of them
+    assert re.search("ended with exit code (138|143)", errors)  # it may get the agent's before
     assert errors.count("Traceback") == 1  # that of the launcher
     assert "race condition" not in errors
 
@@ -573,7 +574,7 @@ def main(name: str) -> None:
         launch(wait_for_signal, 1, 2, 0, "127.0.0.1:29871", args=(False,))
     elif name.startswith("machine_with "):
         num_gpus, num_machines, machine, port = map(int, name.split()[1:])
-        address = f"127.0.0.1:{port}"
+        address = f"{['127.0.0.1', 'localhost'][machine % 2]}:{port}"
         launch(comm.synchronize, num_gpus, num_machines, machine, address)
     elif name.startswith("machine_that_stays "):
         num_machines, machine = map(int, name.split()[1:])

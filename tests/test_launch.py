@@ -343,3 +343,40 @@ def test_a_script_knows_whether_its_launcher_restarts_it(monkeypatch):
 
 if __name__ == "__main__":
     print(json.dumps(launch(work, 2, args=(sys.argv[1],))))
+
+
+def test_a_launch_in_what_was_launched_is_refused(torchrun):
+    with pytest.raises(FlagError, match="call the function itself"):
+        launch(launch, 1, args=(operator.add, 1, 1, 0, None, (2, 3)))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rendezvous", [["--standalone"], ["--master-port", "29885"]])
+def test_torchrun_may_launch_several_times_and_restart(tmp_path, rendezvous):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os\nfrom engine import launch\nfrom engine.parallel import comm\n"
+        "def main(last):\n"
+        "    if last and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and comm.get_rank():\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    return comm.all_gather(comm.get_rank())\n"
+        "for last in (False, False, True):\n    ranks = launch(main, 2, args=(last,), timeout=30)\n"
+        "print('in the end', ranks)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*command, "--max-restarts=1", *rendezvous, str(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("in the end [0, 1]") == 2
+
+
+def test_a_program_from_stdin_is_refused():
+    code = "from engine import launch\nimport operator\nlaunch(operator.add, 2, args=(2, 3))\n"
+    assert "new processes cannot import a program from stdin" in run_code("-", code).stderr

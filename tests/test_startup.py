@@ -65,6 +65,12 @@ def test_values_may_be_negative_numbers_or_empty():
     assert default_argument_parser().parse_args(opts).opts == opts
 
 
+@pytest.mark.parametrize("number", ["-1e-3", "-1.5E+4", "-.5e1", "-2.", "-0.001"])
+def test_negative_numbers_may_have_an_exponent(number):
+    opts = ["SOLVER.BASE_LR_END", number]
+    assert default_argument_parser().parse_args(opts).opts == opts
+
+
 def test_an_unknown_flag_is_refused(capsys):
     with pytest.raises(SystemExit) as exit_info:
         default_argument_parser().parse_args(["--rezume", "OUTPUT_DIR", "x"])

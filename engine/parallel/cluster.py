@@ -51,13 +51,13 @@ class Place:
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
     """The place that torchrun, Kubernetes or srun has given this process; None without them."""
-    if environment.get("RANK") and environment.get("WORLD_SIZE"):
-        # Kubernetes' PyTorchJob says no LOCAL_RANK: there a machine is a pod with one process.
-        # It sets the rest for a job of one pod too, which is a machine like any other.
-        if "LOCAL_RANK" in environment or _read_number(environment, "WORLD_SIZE") > 1:
-            return _read_torchrun(environment)
+    # Kubernetes' PyTorchJob says no LOCAL_RANK: there a machine is a pod with one process. It sets
+    # the rest for a job of one pod too, which is a machine like any other.
+    is_named = bool(environment.get("RANK") and environment.get("WORLD_SIZE"))
+    if is_named and ("LOCAL_RANK" in environment or _read_number(environment, "WORLD_SIZE") > 1):
+        return _read_torchrun(environment)
     # Without STEP it is the number that the job asked for: in a batch script, that is not srun's.
-    elif _read_number(environment, "SLURM_STEP_NUM_TASKS", default="1") > 1:
+    if _read_number(environment, "SLURM_STEP_NUM_TASKS", default="1") > 1:
         return _read_slurm(environment)
     return None
 

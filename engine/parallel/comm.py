@@ -131,23 +131,30 @@ def reduce_dict(
 ) -> dict[str, torch.Tensor]:
     """The mean (or sum) over ranks of each tensor, on every rank, in one collective.
 
-    All ranks must give the same names with the same shapes. Floats come back in float32 or wider.
+    All ranks must give the same names with the same shapes. Floats come back in float32 or wider,
+    means of integers in float64, sums of them in int64.
     """
     if get_world_size() == 1 or not input_dict:
         return dict(input_dict)
     names = sorted(input_dict)  # ranks may have filled their dicts in different orders
     tensors = [input_dict[name].detach() for name in names]
-    dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
-    if average or dtype.is_floating_point:
-        dtype = torch.promote_types(dtype, torch.float32)
+    kinds = [
+        torch.promote_types(tensor.dtype, torch.float32)
+        if tensor.is_floating_point()
+        else (torch.float64 if average else torch.int64)
+        for tensor in tensors
+    ]
+    dtype = functools.reduce(torch.promote_types, kinds)
+    if dtype.is_floating_point and torch.int64 in kinds:
+        dtype = torch.float64  # float32 would round the integers
     packed = torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
     dist.all_reduce(packed, group=gloo_group() if packed.is_cpu else None)
     if average:
         packed /= get_world_size()
     parts = packed.split([tensor.numel() for tensor in tensors])
     return {
-        name: part.view(tensor.shape)
-        for name, part, tensor in zip(names, parts, tensors, strict=True)
+        name: part.view(tensor.shape).to(kind)
+        for name, part, tensor, kind in zip(names, parts, tensors, kinds, strict=True)
     }
 
 

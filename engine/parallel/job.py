@@ -68,9 +68,9 @@ class Job:
         file = Path(self.folder, "stop")
         return int(file.read_text()) if file.exists() else None
 
-    def describe_progress(self, failed: int) -> str:
+    def describe_progress(self, failed: int, was_killed: bool) -> str:
         """How far the ranks were when one failed: it may have waited for others that were done."""
-        if not self.started(failed % self.num_processes).exists():
+        if not was_killed and not self.started(failed % self.num_processes).exists():
             return (
                 "\nIt did not come to the function: new processes import the program first, "
                 'without what it has under `if __name__ == "__main__":`'

@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 
 try:
@@ -15,6 +15,8 @@ except ImportError:  # Windows
 logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0  # seconds: a run that was told to stop may still be saving
+
+_kept: int | None = None  # the file of a claim that `keep_claim` has made
 
 
 class FolderInUseError(RuntimeError):
@@ -28,16 +30,42 @@ def claim(folder: str) -> Iterator[None]:
     The claim ends with the process, however that ends, also on another machine. Where the file
     system has no locks, there are no claims.
     """
-    if not folder or (file := _open(folder)) is None:
-        yield
-        return
+    file = _take(folder)
     try:
-        _lock(file, folder)
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
+        if file is not None:
+            os.close(file)  # with which all locks of this process on it end
+        _drop_kept()
+
+
+def keep_claim(folder: str) -> None:
+    """As `claim`, until the next one of this process ends: what is read in the folder before a run
+    begins is then still true when it does."""
+    global _kept
+    _drop_kept()
+    _kept = _take(folder)
+
+
+def _drop_kept() -> None:
+    global _kept
+    if _kept is not None:
+        os.close(_kept)
+        _kept = None
+
+
+def _take(folder: str) -> int | None:
+    if not folder or (file := _open(folder)) is None:
+        return None
+    try:
+        _lock(file, folder)
+    except BaseException:
         os.close(file)
+        raise
+    with suppress(OSError):  # the disk may be full: then others are not told who it is
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    return file
 
 
 def _open(folder: str) -> int | None:

@@ -179,7 +179,7 @@ class _Formatter(logging.Formatter):
             words += [record.name, record.levelname]
         prefix = " ".join(filter(None, words)) + "]"
         # Asked for each line: termcolor's own check is cached, and stdout may be redirected.
-        if self.color and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        if self.color and sys.stdout and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
             color = _COLORS.get(record.levelname, "red")
             prefix = colored(prefix, color, force_color=True)
         return f"{prefix} {super().format(record)}"

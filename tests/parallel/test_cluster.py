@@ -163,3 +163,8 @@ def test_node_lists_of_slurm_are_written_out(text, hosts):
 def test_a_range_of_hosts_keeps_its_leading_zeros(first, count, width):
     numbers = [str(number).zfill(width) for number in range(first, first + count)]
     assert expand_node_list(f"n[{numbers[0]}-{numbers[-1]}]x") == [f"n{n}x" for n in numbers]
+
+
+def test_variables_of_one_process_do_not_hide_srun():
+    stale = {"RANK": "0", "WORLD_SIZE": "1"}
+    assert find_place({**SRUN, **stale}) == find_place(SRUN)

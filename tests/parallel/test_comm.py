@@ -40,6 +40,10 @@ def work(rank: int, folder: Path) -> dict:
     seen["sum"] = {k: v.tolist() for k, v in comm.reduce_dict(losses, average=False).items()}
     large = comm.reduce_dict({"count": torch.tensor(2**40 + rank)}, average=False)["count"]
     seen["exact count"] = large.item()
+    beside_float = {"count": torch.tensor(2**24 + 1), "loss": torch.tensor(0.5)}
+    sums = comm.reduce_dict(beside_float, average=False)
+    seen["count beside a float"] = sums["count"].item(), sums["loss"].item()
+    seen["mean count"] = comm.reduce_dict(beside_float)["count"].item()
     seen["half"] = comm.reduce_dict({"a": torch.tensor(60000.0, dtype=torch.half)})["a"].item()
     seen["nothing"] = comm.reduce_dict({})
 
@@ -106,6 +110,8 @@ def test_ranks_share_random_seeds(processes):
 def test_reduced_values_are_right_on_every_rank(processes):
     assert seen(processes, "mean") == [{"a": 1.5, "b": [0.5, 10]}] * 2
     assert seen(processes, "sum") == [{"a": 3, "b": [1, 20]}] * 2
+    assert seen(processes, "count beside a float") == [[2**25 + 2, 1.0]] * 2
+    assert seen(processes, "mean count") == [2**24 + 1] * 2
     assert seen(processes, "nothing") == [{}, {}]
 
 

@@ -46,7 +46,9 @@ def test_a_process_that_ended_without_returning_is_found_by_its_rank(job):
     job.returned(0).touch()
     assert job.find_silent({100}) is None
     assert job.find_silent({100, 101}) == 1
-    assert job.describe_progress(2).endswith("rank 2 had come to the end of the program")
+    assert job.describe_progress(2, was_killed=False).endswith(
+        "rank 2 had come to the end of the program"
+    )
 
 
 def test_a_process_that_left_is_found_before_it_is_seen_to_have_ended(job):
@@ -68,4 +70,4 @@ def test_what_a_process_left_is_gone_when_another_takes_its_place(job):
     job.begin(0)
     assert job.find_mistake() == "ConfigError: no"
     job.begin(1)
-    assert (job.find_mistake(), job.describe_progress(2)) == ("", "")
+    assert (job.find_mistake(), job.describe_progress(2, was_killed=False)) == ("", "")

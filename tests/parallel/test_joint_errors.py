@@ -1,9 +1,10 @@
+import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from engine.parallel.joint_errors import joint_errors
+from engine.parallel.joint_errors import is_echo, joint_errors
 
 
 class Unusual(ValueError):
@@ -19,7 +20,8 @@ def error_of(rank: int | None, error: Exception) -> list[str]:
             if dist.get_rank() == rank:
                 raise error
     except Exception as caught:
-        return [type(caught).__name__, str(caught)]
+        notes = [is_echo(caught), *getattr(caught, "__notes__", [])]
+        return [type(caught).__name__, str(caught), *notes]
     return []
 
 
@@ -50,12 +52,19 @@ def test_without_an_error_nothing_is_raised(processes):
 
 def test_the_error_of_one_rank_is_raised_on_all_with_type_and_message(processes):
     message = "[Errno 28] No space left on device"
-    assert processes[1]["full disk"] == ["OSError", message]
-    assert processes[0]["full disk"] == ["OSError", f"rank 1: {message}"]
+    assert processes[1]["full disk"] == ["OSError", message, False]
+    assert processes[0]["full disk"][:3] == ["OSError", f"rank 1: {message}", True]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+def test_its_traceback_is_with_it(processes):
+    *_, note = processes[0]["full disk"]
+    assert note.startswith("On rank 1:\nTraceback (most recent call last):")
+    assert "    raise error\n" in note
 
 
 def test_an_error_that_cannot_be_sent_comes_as_the_nearest_type(processes):
-    assert processes[0]["unusual"] == ["Unusual", "part 3"]
-    assert processes[1]["unusual"] == ["ValueError", "rank 0: part 3"]
-    assert processes[1]["local"] == ["Local", "gone"]
-    assert processes[0]["local"] == ["OSError", "rank 1: gone"]
+    assert processes[0]["unusual"] == ["Unusual", "part 3", False]
+    assert processes[1]["unusual"][:2] == ["ValueError", "rank 0: part 3"]
+    assert processes[1]["local"] == ["Local", "gone", False]
+    assert processes[0]["local"][:2] == ["OSError", "rank 1: gone"]

@@ -1,11 +1,13 @@
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from argparse import Namespace
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -78,8 +80,50 @@ def test_an_evaluation_may_share_the_folder_of_a_run(other_run):
         default_setup(cfg, Namespace(eval_only=False))
 
 
+@contextmanager
+def no_file_can_grow():
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_on_a_full_disk_a_claim_holds_without_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    code = f"from engine.utils import claims; claims.PATIENCE = 0\n{HOLD}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with ExitStack() as held:
+        with no_file_can_grow():
+            held.enter_context(claim("run"))
+        other = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+    assert "FolderInUseError: another process trains in run:" in other.stderr
+
+
 @pytest.mark.parametrize("folder", ["", "/proc/nowhere"])
 def test_where_nothing_can_be_locked_there_are_no_claims(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with claim(folder):
         assert os.listdir() == []
+
+
+def test_a_run_that_is_set_up_has_the_folder_until_it_is_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = get_cfg()
+    cfg.OUTPUT_DIR = "run"
+
+    def is_free() -> bool:
+        program = "from engine.utils import claims\nclaims.PATIENCE = 0\nclaims.keep_claim('run')"
+        return not subprocess.run(
+            [sys.executable, "-c", program], stderr=subprocess.PIPE
+        ).returncode
+
+    default_setup(cfg, Namespace(eval_only=False))
+    assert not is_free()  # what it is about to read will be true when it trains
+    with claim("run"):
+        assert not is_free()
+    assert is_free()
