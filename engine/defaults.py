@@ -17,6 +17,7 @@ from engine.config import (
     CfgNode,
     ConfigError,
     config_differences,
+    is_tracked,
     naming,
     track_reads,
 )
@@ -195,8 +196,7 @@ class DefaultTrainer(TrainerBase):
                 epoch_length=self.epoch_length,
             )
         super().before_train()
-        track_reads(self.cfg)  # it is since the start, unless the constructor is the user's own
-        if comm.is_main_process():
+        if comm.is_main_process() and is_tracked(self.cfg):  # unless the constructor is another one
             list_unread_keys(self.cfg)
 
     def run_step(self) -> None:
@@ -214,8 +214,8 @@ class DefaultTrainer(TrainerBase):
         saved = state_dict.get("config", self._config_text)  # not in checkpoints of others
         if table := config_differences(saved, self._config_text):  # first: they may be why it fails
             logger.warning("The checkpoint was saved with other settings:\n%s", table)
-        super().load_state_dict(state_dict)
         self._trainer.load_state_dict(state_dict["_trainer"])
+        super().load_state_dict(state_dict)  # then a schedule sets the LR, which may be another now
         self.start_iter = self.iter + 1
 
     # --- hooks and writers ------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.config.errors import ConfigError
 from engine.events import get_event_storage
 from engine.events.nonfinite import NonFiniteGuard, NonFinitePolicy, find_nonfinite
 from engine.events.step_metrics import (
@@ -295,12 +296,17 @@ class SimpleTrainer(TrainerBase):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
+        if "optimizer" not in state_dict:
+            raise ConfigError(
+                f"the checkpoint was saved by another kind of trainer: its state has no optimizer, "
+                f"but {', '.join(state_dict)}"
+            )
         state = shard_optimizer_state(state_dict["optimizer"], self.optimizer)
         trained = trained_names(self.model, self.optimizer)
         pairs = zip(state_dict.get("trained", trained), trained, strict=False)
         renamed = {was: is_now for was, is_now in pairs if was != is_now}
         load_optimizer_state(self.optimizer, state, renamed)
+        super().load_state_dict(state_dict)  # then a schedule sets the LR, which may be another now
         if hasattr(self.data_loader, "load_state_dict") and "data_loader" in state_dict:
             self.data_loader.load_state_dict(state_dict["data_loader"])
             self._data_loader_iter_obj = None

@@ -44,7 +44,7 @@ from engine.parallel.fsdp import (
     tied_parameters,
 )
 from engine.parallel.joint_errors import joint_errors
-from engine.utils.files import PathManager, atomic_write, is_remote
+from engine.utils.files import PathManager, absolute, atomic_write, is_remote
 
 _HEURISTICS = "?matching_heuristics=True"
 _EXTRA_STATE = "_extra_state"  # torch's name for it
@@ -82,6 +82,7 @@ class Checkpointer(FvcoreCheckpointer):
             )
         if save_to_disk is None:
             save_to_disk = comm.is_main_process()
+        save_dir = absolute(save_dir)
         super().__init__(model, save_dir, save_to_disk=save_to_disk, **checkpointables)
         self.path_manager = PathManager
         self.logger = logging.getLogger(__name__)
@@ -142,7 +143,11 @@ class Checkpointer(FvcoreCheckpointer):
 
         Returns what else the file holds. Raises if no weight fits the model.
         """
-        return self._load(path, checkpointables, is_joint=is_sharded(self.model))
+        if not path:
+            self.logger.info("No checkpoint is given: the model starts from scratch")
+            return {}
+        checkpoint = self._read(path, is_joint=is_sharded(self.model))
+        return self._apply(checkpoint, checkpointables)
 
     def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
         """With `resume`, load the newest whole checkpoint of `save_dir` with all its states.
@@ -154,12 +159,19 @@ class Checkpointer(FvcoreCheckpointer):
         candidates = comm.all_gather(self._newest_first())[0] if resume else []
         for number, candidate in enumerate(candidates):
             try:
-                loaded = self._load(candidate, None, is_joint=True)
+                checkpoint = self._read(candidate, is_joint=True)
             except (CheckpointError, FileNotFoundError) as error:
                 if number == len(candidates) - 1:
                     raise
                 self.logger.warning("%s; trying %s", error, candidates[number + 1])
                 continue
+            if self.checkpointables and checkpoint.keys().isdisjoint(self.checkpointables):
+                raise CheckpointError(
+                    f"{candidate} has no state of the {' or '.join(self.checkpointables)} to go on "
+                    "from: begin a new run with its weights, or write the name of another "
+                    "checkpoint into last_checkpoint"
+                )
+            loaded = self._apply(checkpoint, None)  # what does not fit is no damage
             self.logger.info("Resumed from %s", candidate)
             self._go_on_with_run_of(candidate)
             return loaded
@@ -311,21 +323,20 @@ class Checkpointer(FvcoreCheckpointer):
                     if os.path.getmtime(path) < self._began:
                         delete_checkpoint(path)
 
-    def _load(
-        self, path: str, checkpointables: list[str] | None, *, is_joint: bool
-    ) -> dict[str, Any]:
+    def _read(self, path: str, *, is_joint: bool) -> dict[str, Any]:
         self.wait()
-        self._loading = path = path or ""  # of None, too, nothing is loaded
+        self._loading = path
         path = path.removesuffix(_HEURISTICS).rstrip("/")
-        if not path:
-            self.logger.info("No checkpoint is given: the model starts from scratch")
-            return {}
         self.logger.info("Loading %s", path)
         share = slice(comm.get_rank(), None, comm.get_world_size()) if is_joint else slice(None)
         with joint_errors() if is_joint else nullcontext():
             found = self._find_undamaged(path, share)
         with joint_errors() if is_joint else nullcontext():
-            checkpoint = self._load_file(found)
+            return self._load_file(found)
+
+    def _apply(
+        self, checkpoint: dict[str, Any], checkpointables: list[str] | None
+    ) -> dict[str, Any]:
         if (incompatible := self._load_model(checkpoint)) is not None:  # some override it
             self._log_incompatible_keys(incompatible)
         for key in self.checkpointables if checkpointables is None else checkpointables:

@@ -33,6 +33,10 @@ def consolidate_checkpoint(
     if damage := manifest.damage(name):
         raise CheckpointError(f"the checkpoint {checkpoint} is damaged: {damage}")
 
+    there, target = os.path.split(os.path.abspath(output))
+    if target in Manifest(there).records() or os.path.realpath(output) == os.path.realpath(found):
+        raise ValueError(f"the output {output} is a checkpoint that is there: name another file")
+
     def is_wanted(where: str) -> bool:
         is_average = average and "['average'][" in where
         return not weights_only or where.startswith("model[") or is_average

@@ -34,6 +34,8 @@ def unreadable_is_refused(path: str) -> Iterator[None]:
     """Have whatever fails in reading a checkpoint be a CheckpointError that names it."""
     try:
         yield
+    except PermissionError:
+        raise CheckpointError(f"the checkpoint {path} may not be read: permission denied") from None
     except Exception as error:
         reason = f"it is damaged, or not a checkpoint ({type(error).__name__})"
         if found := re.search(r"GLOBAL (\S+)", str(error)):

@@ -1,6 +1,6 @@
 """Checkpoints hold plain values, so that they load without running code."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -38,12 +38,14 @@ def as_plain(value: Any, where: str, copy: CopyTensor | None = None) -> Any:
         if hasattr(value, "_metadata"):  # of a module's state dict: the versions of its parts
             plain = OrderedDict(plain)
             plain._metadata = as_plain(dict(value._metadata), f"{where}._metadata")
-        return plain
+        return Counter(plain) if type(value) is Counter else plain
+    if type(value) is set:
+        return {as_plain(one, where) for one in value}
     if type(value) in (list, tuple):
         return type(value)(as_plain(one, f"{where}[{i}]", copy) for i, one in enumerate(value))
     if type(value) in get_safe_globals():
         return value
     raise TypeError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}: a checkpoint holds "
-        "tensors, numbers, strings, lists, tuples and dicts only; convert it in state_dict()"
+        "tensors, numbers, strings, lists, tuples, sets and dicts only; convert it in state_dict()"
     )

@@ -9,7 +9,7 @@ from engine.config.entries import build_entry
 from engine.config.errors import ConfigError, check_arguments, naming, naming_unknown
 from engine.config.instantiate import instantiate
 from engine.config.node import CfgNode
-from engine.config.reads import track_reads, unread_keys
+from engine.config.reads import is_tracked, track_reads, unread_keys
 from engine.config.template import config_template
 from engine.config.value_types import Given, Length, OneOf, Within
 
@@ -32,6 +32,7 @@ __all__ = [
     "configurable",
     "get_cfg",
     "instantiate",
+    "is_tracked",
     "naming",
     "naming_unknown",
     "track_reads",

@@ -19,11 +19,16 @@ def track_reads(cfg: CfgNode) -> None:
 
     Once it is on, another call changes nothing.
     """
-    if cfg.__dict__[READS] is None:
+    if not is_tracked(cfg):
         cfg.__dict__[READS] = ReadKeys()
     for value in cfg.values():
         if isinstance(value, CfgNode):
             track_reads(value)
+
+
+def is_tracked(cfg: CfgNode) -> bool:
+    """Whether it is remembered which keys are read."""
+    return cfg.__dict__[READS] is not None
 
 
 def unread_keys(cfg: CfgNode) -> list[str]:
@@ -32,7 +37,7 @@ def unread_keys(cfg: CfgNode) -> list[str]:
     A section of which no single key was read was taken as a whole (`**cfg.PARALLEL.DDP`), and a
     free-form one always is.
     """
-    if cfg.__dict__[READS] is None:
+    if not is_tracked(cfg):
         raise ValueError("reads of this config are not tracked: call track_reads(cfg) first")
     return list(_unread(cfg, ""))
 

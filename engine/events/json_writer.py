@@ -1,6 +1,7 @@
 """JSONWriter: one JSON object a line."""
 
 import json
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import IO, Any
 from engine.events.current import get_event_storage
 from engine.events.writer import EventWriter, WindowSize, without_written
 from engine.utils.append_file import AppendFile
-from engine.utils.files import PathManager
+from engine.utils.files import PathManager, absolute
+
+logger = logging.getLogger(__name__)
 
 
 class JSONWriter(EventWriter):
@@ -30,7 +33,7 @@ class JSONWriter(EventWriter):
     _last_write = -1  # for a `write` of a subclass, as detectron2's
 
     def __init__(self, json_file: str, window_size: int | None = None) -> None:
-        self._json_file = os.fspath(json_file)
+        self._json_file = absolute(json_file)
         self._window_size = window_size
         self._kept: dict[str, int] = {}  # by name, the last iteration in the file after a rewind
         _cut_partial_line(self._json_file)
@@ -52,13 +55,18 @@ class JSONWriter(EventWriter):
         return PathManager.open(self._json_file, "a")
 
     def state_dict(self) -> dict[str, Any]:
-        is_there = os.path.isfile(self._json_file)
-        return {"size": os.path.getsize(self._json_file)} if is_there else {}
+        waiting = self._file.take_stock()  # of a full disk: the storage takes it for written
+        if not os.path.isfile(self._json_file):
+            return {}
+        return {"size": os.path.getsize(self._json_file), "waiting": waiting.decode()}
 
     def restore(self, state: dict[str, Any], iteration: int) -> bool:
         self.close()
         self._kept = {}
-        return _cut_to(self._json_file, state["size"])
+        is_whole = _cut_to(self._json_file, state["size"])
+        if is_whole and (waiting := state.get("waiting")):
+            self._file.write(waiting.encode())
+        return is_whole
 
     def rewind(self, iteration: int) -> None:
         """Drop the lines from `iteration` on; at 0 the old file is kept aside instead."""
@@ -116,7 +124,11 @@ def _cut_partial_line(path: str) -> None:
 
 def _cut_to(path: str, size: int) -> bool:
     """Cut a file to what it once held; False if it does not look as if it had."""
-    if not os.path.isfile(path) or os.path.getsize(path) < size:
+    if not os.path.isfile(path):
+        return False
+    if (there := os.path.getsize(path)) < size:
+        lacks = "%s has %d bytes, but had %d when the checkpoint was saved: its last lines are lost"
+        logger.warning(lacks, path, there, size)
         return False
     with open(path, "rb+") as file:
         if size:

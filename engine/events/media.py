@@ -26,6 +26,7 @@ class MediaQueue:
         self._entries: deque[tuple[Any, ...]] = deque(maxlen=MAX_WAITING)
         self._count = 0  # of all that were ever put
         self._iteration: int | None = None  # of the last one
+        self._taken_at = -1  # the iteration in which a reader has had some
         self._read: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # of them, by reader
 
     def put(self, entry: tuple[Any, ...], iteration: int) -> None:
@@ -46,17 +47,19 @@ class MediaQueue:
         """Keep entries until `reader` has had them, though it has not asked yet."""
         self._read.setdefault(reader, 0)
 
-    def take(self, reader: object) -> list[tuple[Any, ...]]:
+    def take(self, reader: object, iteration: int) -> list[tuple[Any, ...]]:
         """The entries that came since `reader` last asked."""
         read = self._read.get(reader)
         if read == self._count:
             return []
-        self._read[reader] = self._count
+        self._read[reader], self._taken_at = self._count, iteration
         new = self._count - (read or 0)
         return list(self._entries)[-new:] if new else []
 
-    def all(self) -> list[tuple[Any, ...]]:
-        """All that wait."""
+    def all(self, iteration: int) -> list[tuple[Any, ...]]:
+        """All that wait, without what known readers have had in an earlier iteration."""
+        if self._read and iteration != self._taken_at:
+            self.drop_read()
         return list(self._entries)
 
     def drop_read(self) -> None:

@@ -21,7 +21,8 @@ class CommonMetricPrinter(EventWriter):
     """Logs the losses, times, learning rate, memory and, with `max_iter`, the time to the end.
 
     Besides names with "loss" in them it shows those that contain "[metric]", unless their latest
-    value is older than the line before and than the window. It stores the time to the end as the
+    value is older than the line before and than the window. A step's only loss, which is its
+    `total_loss`, is shown under that name alone. It stores the time to the end as the
     scalar `eta_seconds`.
     """
 

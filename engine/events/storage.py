@@ -240,11 +240,13 @@ class EventStorage:
 
     def unwritten_images(self, reader: object) -> list[tuple[str, torch.Tensor, int]]:
         """Name, CHW uint8 image and iteration of the images put since `reader` last asked."""
-        return [(name, as_uint8(image), at) for name, image, at in self._images.take(reader)]
+        return [
+            (name, as_uint8(image), at) for name, image, at in self._images.take(reader, self.iter)
+        ]
 
     def unwritten_histograms(self, reader: object) -> list[dict]:
         """As arguments of `SummaryWriter.add_histogram_raw`, those since `reader` last asked."""
-        return [summarize_histogram(*entry) for entry in self._samples.take(reader)]
+        return [summarize_histogram(*entry) for entry in self._samples.take(reader, self.iter)]
 
     def expect_media_reader(self, reader: object) -> None:
         """Keep images and histograms until `reader` has had them, though it has not asked yet."""
@@ -388,12 +390,16 @@ class EventStorage:
         return self.histories()
 
     @property
+    def _smoothing_hints(self) -> dict[str, bool]:
+        return self.smoothing_hints()
+
+    @property
     def _vis_data(self) -> list[tuple[str, torch.Tensor, int]]:
-        return [(name, as_uint8(image), at) for name, image, at in self._images.all()]
+        return [(name, as_uint8(image), at) for name, image, at in self._images.all(self.iter)]
 
     @property
     def _histograms(self) -> list[dict]:
-        return [summarize_histogram(*entry) for entry in self._samples.all()]
+        return [summarize_histogram(*entry) for entry in self._samples.all(self.iter)]
 
     def _cursor(self, reader: object) -> dict[str, int]:
         try:

@@ -24,6 +24,7 @@ from engine.events.tensorboard_record import (
 )
 from engine.events.writer import EventWriter, WindowSize, without_written
 from engine.utils.append_file import AppendFile
+from engine.utils.files import absolute
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -60,7 +61,7 @@ class TensorboardXWriter(EventWriter):
         flush_secs: int = 120,
         filename_suffix: str = "",
     ) -> None:
-        self._log_dir = os.fspath(log_dir)
+        self._log_dir = absolute(log_dir)
         self._uses_summary_writer = "://" in self._log_dir or _is_summary_writer_watched()
         self._window_size = window_size
         self._purge_step = purge_step  # for the next file
@@ -112,14 +113,19 @@ class TensorboardXWriter(EventWriter):
     def state_dict(self) -> dict[str, Any]:
         if self._uses_summary_writer:
             return {}
+        waiting = self._file.take_stock() if self._file else b""  # as in JSONWriter
         own, _ = event_files(self._log_dir)
-        return {"sizes": {os.path.basename(path): os.path.getsize(path) for path in own}}
+        sizes = {os.path.basename(path): os.path.getsize(path) for path in own}
+        return {"sizes": sizes, "waiting": waiting.decode("latin-1")}
 
     def restore(self, state: dict[str, Any], iteration: int) -> bool:
         if self._uses_summary_writer:
             return False
         self._begin_anew(iteration)
-        return cut_event_files_to(self._log_dir, state["sizes"])
+        is_whole = cut_event_files_to(self._log_dir, state["sizes"])
+        if is_whole and (waiting := state.get("waiting")):
+            self._write([waiting.encode("latin-1")])
+        return is_whole
 
     def close(self) -> None:
         if self._file is not None:
@@ -157,7 +163,10 @@ class TensorboardXWriter(EventWriter):
                 self._writer._get_file_writer().add_summary(Summary.FromString(summary), at)
             return
         now = time.time()
-        records = [encode_record(encode_event(now, at, summary)) for summary, at in summaries]
+        self._write([encode_record(encode_event(now, at, summary)) for summary, at in summaries])
+
+    def _write(self, records: list[bytes]) -> None:
+        now = time.time()
         if self._file is None:
             path = new_event_file(self._log_dir, self._filename_suffix)
             self._file = AppendFile(path, head=encode_head(now))

@@ -46,7 +46,9 @@ class WindowSize:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"{name}_given"
 
-    def __get__(self, writer: Any, owner: type | None = None) -> int:
+    def __get__(self, writer: Any, owner: type | None = None) -> Any:
+        if writer is None:  # asked of the class
+            return self
         if given := vars(writer).get(self._name):
             return given
         return get_event_storage().smoothing_window if has_event_storage() else WINDOW

@@ -41,6 +41,8 @@ class EMAHook(HookBase):
         self._update = get_ema_multi_avg_fn(decay)
         self._start = start
         self._period = read_period(period, JointPeriod)
+        if not self._period:
+            raise ValueError("the period of EMAHook (EMA.PERIOD) is 0: it would never average")
         self._buffers = buffers
         self._model = model
         self._trained: dict[str, torch.Tensor] = {}  # while an evaluation uses the average

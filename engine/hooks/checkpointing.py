@@ -13,6 +13,7 @@ from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from torch import nn
 
 from engine.checkpoint import Checkpointer, delete_checkpoint, warn_of_failed_save
+from engine.checkpoint.plain import as_plain
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
@@ -55,8 +56,10 @@ class PeriodicCheckpointer(HookBase):
 
     def before_train(self) -> None:
         self.max_iter = self.trainer.max_iter
-        if self.trainer.start_iter == 0 and isinstance(self.checkpointer, Checkpointer):
-            self.checkpointer.begin_run()
+        if isinstance(self.checkpointer, Checkpointer):
+            self._refuse_states_that_cannot_be_saved()
+            if self.trainer.start_iter == 0:
+                self.checkpointer.begin_run()
 
     def after_step(self) -> None:
         self.step(self.trainer.iter)
@@ -89,6 +92,14 @@ class PeriodicCheckpointer(HookBase):
     def save(self, name: str, **extra: Any) -> None:
         """Save now, under this name."""
         self.checkpointer.save(name, **extra)
+
+    def _refuse_states_that_cannot_be_saved(self) -> None:
+        """Now, and not when many iterations are done."""
+        try:
+            states = self.trainer._hook_list.state_dict()
+        except Exception:  # some may have one only when a step was done
+            return
+        as_plain(states, "trainer['hooks']")
 
     def _has_failed_on_all_ranks(self) -> bool:
         """Whether a hook has failed at the end, as an evaluation may, but on all ranks alike: they

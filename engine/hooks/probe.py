@@ -1,6 +1,7 @@
 """ProbeHook: intermediate results of chosen steps as files."""
 
 import json
+import logging
 import math
 import os
 import re
@@ -15,6 +16,8 @@ from engine.hooks.base import HookBase, Priority
 from engine.parallel import comm
 from engine.utils.files import atomic_write
 from engine.utils.periods import is_due, read_period
+
+logger = logging.getLogger(__name__)
 
 Probe = torch.Tensor | np.ndarray | str | int | float
 
@@ -54,7 +57,10 @@ class ProbeHook(HookBase):
         if probes:
             rank = comm.get_rank()
             folder = os.path.join(self._output_dir, f"step-{self.trainer.iter}")
-            _write(probes, os.path.join(folder, f"rank-{rank}") if rank else folder)
+            try:
+                _write(probes, os.path.join(folder, f"rank-{rank}") if rank else folder)
+            except OSError as error:  # a full disk is no reason to end a run
+                logger.warning("%s is not written (%s)", folder, error)
             if rank == 0:
                 self._show(probes)
 

@@ -21,6 +21,8 @@ class AppendFile:
     it is over, and how many entries were dropped, the oldest, where more than `MAX_WAITING` bytes
     had to wait. Nothing is raised: a run of days does not end because of its log.
 
+    A file that is deleted or moved meanwhile, as by logrotate, is made anew.
+
     `head` begins the file where it is new or empty.
     """
 
@@ -40,6 +42,11 @@ class AppendFile:
     def write(self, entry: bytes) -> None:
         self._waiting.append(entry)
         self._write_waiting()
+
+    def take_stock(self) -> bytes:
+        """Write what waits; returns what still cannot be written."""
+        self._write_waiting()
+        return b"".join(self._waiting)
 
     def close(self) -> None:
         """Write what waits, and close; a later write opens the file again.
@@ -62,8 +69,12 @@ class AppendFile:
             logger.error("%s lacks %d entries that could not be written", self._path, lost)
 
     def _write_waiting(self) -> None:
-        waiting = self._waiting
+        waiting, was_gone = self._waiting, False
         try:
+            if waiting and self._file is not None and not self._is_in_place(self._file):
+                was_gone = True
+                self._file.close()
+                self._file, self._torn = None, 0
             while waiting:
                 if self._file is None:
                     self._file = self._open()
@@ -76,6 +87,8 @@ class AppendFile:
                 self._file = None
             self._keep_waiting(error)
         else:
+            if was_gone:
+                logger.warning("%s was deleted or moved: it is begun anew", self._path)
             if self._is_failing:
                 self._is_failing = False  # before the log line: it may go to this file
                 lost = f"{self._dropped} entries are lost" if self._dropped else "nothing is lost"
@@ -93,6 +106,14 @@ class AppendFile:
             file.close()
             raise
         return file
+
+    def _is_in_place(self, file: IO[bytes]) -> bool:
+        if "://" in self._path:
+            return True
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(file.fileno()))
+        except FileNotFoundError:
+            return False
 
     def _append(self, file: IO[bytes], entry: bytes) -> None:
         done = 0

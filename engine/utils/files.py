@@ -25,6 +25,12 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return bool(re.match(r"[\w.+-]{2,}:/", os.fspath(path)))
 
 
+def absolute(path: str | os.PathLike[str]) -> str:
+    """The path as it is now, wherever the program changes to; "" and remote ones stay."""
+    path = os.fspath(path)
+    return os.path.abspath(path) if path and not is_remote(path) else path
+
+
 @contextmanager
 def atomic_write(
     path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb"

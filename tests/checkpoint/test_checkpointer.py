@@ -560,3 +560,28 @@ def test_weights_may_be_below_the_name_that_other_programs_use(tmp_path):
     Checkpointer(other).load(str(tmp_path / "lightning.ckpt"))
     assert other.weight.item() == 3.0
     assert Checkpointer(other).load(None) == {}
+
+
+class Picky(State):
+    """Takes no state with a number above 15."""
+
+    def load_state_dict(self, state) -> None:
+        if state["number"] > 15:
+            raise CheckpointError("that is of another kind")
+
+
+def test_a_state_that_does_not_fit_ends_the_run_and_is_no_damage(tmp_path):
+    model = nn.Linear(2, 2)
+    for iteration in (9, 19):
+        checkpointer = Checkpointer(model, tmp_path, hook=State({"number": iteration}))
+        checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+    with pytest.raises(CheckpointError, match="that is of another kind"):
+        Checkpointer(model, tmp_path, hook=Picky()).resume_or_load("")
+
+
+def test_weights_alone_are_not_resumed_from(tmp_path):
+    model = nn.Linear(2, 2)
+    Checkpointer(model, tmp_path).save("average")
+    with pytest.raises(CheckpointError, match=r"average\.pth has no state of the trainer"):
+        Checkpointer(model, tmp_path, trainer=State()).resume_or_load("")
+    assert Checkpointer(model, tmp_path).resume_or_load("") == {}

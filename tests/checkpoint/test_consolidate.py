@@ -156,3 +156,14 @@ def test_what_is_not_there_and_what_is_no_weights_file_are_refused(tmp_path):
         consolidate_checkpoint(str(tmp_path / "nothing"), "a.pth")
     with pytest.raises(ValueError, match=r"'a.bin'; it must end in .pth or .safetensors"):
         consolidate_checkpoint(str(tmp_path), "a.bin")
+
+
+def test_a_checkpoint_is_not_written_over(tmp_path):
+    checkpointer = Checkpointer(nn.Linear(2, 2), tmp_path)
+    for name in ("first", "second"):
+        checkpointer.save(name)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for output in ("first.pth", "second.pth"):
+        with pytest.raises(ValueError, match=rf"{output} is a checkpoint that is there"):
+            consolidate_checkpoint(str(tmp_path / "first.pth"), str(tmp_path / output))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

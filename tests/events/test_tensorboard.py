@@ -1,4 +1,5 @@
 import io
+import json
 import math
 import time
 from pathlib import Path
@@ -350,3 +351,36 @@ class OwnConstructor(TensorboardXWriter):
 def test_a_constructor_of_the_users_own_makes_the_writer_that_is_written_to(tmp_path):
     train(tmp_path, 0, 3, OwnConstructor(tmp_path))
     assert curve(tmp_path, "loss") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
+def json_of(folder: Path) -> JSONWriter:
+    return JSONWriter(str(folder / "metrics.json"))
+
+
+@pytest.mark.parametrize("make_writer", [json_of, TensorboardXWriter])
+def test_what_waits_for_a_full_disk_is_in_the_checkpoint(small_disk, make_writer):
+    def put_and_write(writer, iteration):
+        storage.iter = iteration
+        storage.put_scalar("loss", float(iteration))
+        writer.write()
+
+    killed = make_writer(small_disk)
+    with EventStorage() as storage:
+        put_and_write(killed, 4)
+        (small_disk / "others").write_bytes(bytes(disk_usage(small_disk).free))
+        for iteration in range(5, 300):
+            put_and_write(killed, iteration)
+        state, run = killed.state_dict(), storage.state_dict()
+    (small_disk / "others").unlink()
+    with EventStorage(300) as storage:
+        storage.load_state_dict(run)
+        resumed = make_writer(small_disk)
+        assert resumed.restore(state, 300)
+        put_and_write(resumed, 300)
+        resumed.close()
+    if make_writer is json_of:
+        rows = map(json.loads, (small_disk / "metrics.json").read_text().splitlines())
+        assert [row["iteration"] for row in rows] == [*range(4, 301)]
+    else:
+        assert [step for step, _ in curve(small_disk, "loss")] == [*range(4, 301)]
+    killed.close()

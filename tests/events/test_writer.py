@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from engine.events import EventStorage, EventWriter, get_event_storage
+from engine.events import EventStorage, EventWriter, TensorboardXWriter, get_event_storage
 
 
 class Memory(EventWriter):
@@ -78,3 +78,28 @@ def test_a_writer_for_detectron2_works_unchanged():
                 writer.write()
     assert writer.scalars == [("loss", 9.5, 19), ("loss", 29.5, 39)]
     assert writer.images == ["image19", "image39"]
+
+
+class ShowsImages(EventWriter):
+    """As for detectron2, where TensorboardXWriter clears the images after it."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, int]] = []
+
+    def write(self) -> None:
+        self.shown += [(name, at) for name, _, at in get_event_storage()._vis_data]
+
+
+def test_a_writer_for_detectron2_sees_an_image_once_in_a_loop_of_ones_own(tmp_path):
+    shows = ShowsImages()
+    writers = [shows, TensorboardXWriter(tmp_path)]
+    with EventStorage() as storage:
+        for storage.iter in range(100):
+            if storage.iter % 50 == 0:
+                storage.put_image("pred", torch.rand(3, 8, 8))
+            if (storage.iter + 1) % 20 == 0:
+                for writer in writers:
+                    writer.write()
+        for writer in writers:
+            writer.close()
+    assert shows.shown == [("pred", 0), ("pred", 50)]

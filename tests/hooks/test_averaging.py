@@ -230,3 +230,8 @@ def test_an_average_of_another_model_is_refused(model):
     assert "head.bias is not in the model" in str(caught.value)
     assert "linear.weight is (1, 3), in the model (1, 4)" in str(caught.value)
     assert ema.average == {}
+
+
+def test_a_period_that_never_comes_is_refused():
+    with pytest.raises(ValueError, match=r"EMA\.PERIOD\) is 0: it would never average"):
+        EMAHook(period=0)

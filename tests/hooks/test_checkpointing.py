@@ -1,5 +1,7 @@
 import copy
 import math
+import os
+from collections import deque
 
 import pytest
 import torch
@@ -7,12 +9,15 @@ from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 
 from engine import EventStorage, SimpleTrainer
 from engine.checkpoint import Checkpointer
+from engine.events import JSONWriter, TensorboardXWriter
 from engine.events.nonfinite import NonFiniteGuard
 from engine.hooks import (
     BestCheckpointer,
     CallbackHook,
+    HookBase,
     LRScheduler,
     PeriodicCheckpointer,
+    PeriodicWriter,
 )
 from saving_runs import (
     Wide,
@@ -402,3 +407,35 @@ def test_a_checkpointer_with_a_save_of_its_own_gets_what_is_to_be_saved(model, b
     best_run(model, batches, [0.3, 0.4, 0.35, 0.2], *hooks).train(0, 40)
     saved = torch.load(tmp_path / "model_best.pth", weights_only=True)
     assert saved.keys() == {"model", "iteration"}
+
+
+class Unsavable(HookBase):
+    """Has seen files, and would save their names in a deque."""
+
+    def state_dict(self):
+        return {"seen": deque(["a.png"])}
+
+
+def test_a_state_that_cannot_be_saved_is_refused_before_the_first_step(model, batches, tmp_path):
+    saving = PeriodicCheckpointer(Checkpointer(model, tmp_path), 10)
+    trainer = make_trainer(model, batches, Unsavable(), saving)
+    with pytest.raises(TypeError, match=r"trainer\['hooks'\]\['Unsavable'\]\['seen'\] is a coll"):
+        trainer.train(0, 25)
+    assert trainer.iter == 0
+
+
+def test_a_program_may_change_to_another_folder(model, batches, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    writers = [JSONWriter("run/metrics.json"), TensorboardXWriter("run")]
+    trainer = make_trainer(
+        model,
+        batches,
+        PeriodicCheckpointer(Checkpointer(model, "run"), 10),
+        PeriodicWriter(writers, 5),
+        CallbackHook(before_step=lambda t: t.iter == 12 and os.chdir("elsewhere")),
+    )
+    trainer.train(0, 25)
+    assert last(tmp_path / "run") == "model_final.pth"
+    assert len((tmp_path / "run" / "metrics.json").read_text().splitlines()) == 5
+    assert os.listdir() == []

@@ -6,9 +6,12 @@ from fvcore.common.param_scheduler import (
     MultiStepParamScheduler,
 )
 from torch import nn
+from torch.optim.lr_scheduler import LinearLR, MultiStepLR, SequentialLR
 
 from engine import SimpleTrainer
+from engine.checkpoint import Checkpointer
 from engine.hooks import CallbackHook, LRScheduler
+from engine.solver import LRMultiplier
 
 
 def make_trainer(model, batches, lr: float = 1.0) -> SimpleTrainer:
@@ -171,3 +174,38 @@ def test_the_rate_shown_is_the_commonest_where_each_group_has_one_parameter():
 
 def test_the_rate_shown_is_the_first_where_there_is_one_group_of_one_parameter():
     assert LRScheduler.get_best_param_group_id(torch.optim.SGD(parameters(1), lr=0.1)) == 0
+
+
+def test_a_run_resumed_in_a_warm_up_goes_on_to_the_schedule_after_it(model, batches, tmp_path):
+    def make() -> SimpleTrainer:
+        trainer = make_trainer(model, batches)
+        parts = [LinearLR(trainer.optimizer, 0.1, 1.0, 4), MultiStepLR(trainer.optimizer, [3])]
+        schedule = SequentialLR(trainer.optimizer, parts, [4])
+        trainer.register_hooks([LRScheduler(scheduler=schedule)])
+        return trainer
+
+    straight = make()
+    straight.train(0, 12)
+    for last in (2, 12):  # saved in the warm-up, then resumed
+        trainer = make()
+        checkpointer = Checkpointer(model, tmp_path, trainer=trainer)
+        checkpointer.resume_or_load("", resume=True)
+        trainer.train(trainer.iter + 1 if last == 12 else 0, last)
+        checkpointer.save("model_final")
+    assert stored_lrs(trainer) == pytest.approx(stored_lrs(straight))
+
+
+def test_the_first_step_of_a_resumed_run_has_the_rate_of_a_changed_schedule(model, batches):
+    def make(milestone: int) -> SimpleTrainer:
+        trainer = make_trainer(model, batches)
+        curve = MultiStepParamScheduler([1.0, 0.1], milestones=[milestone], num_updates=10)
+        schedule = LRMultiplier(trainer.optimizer, curve, 10)
+        trainer.register_hooks([LRScheduler(scheduler=schedule)])
+        return trainer
+
+    stopped = make(milestone=3)
+    stopped.train(0, 5)
+    resumed = make(milestone=8)
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.train(5, 10)
+    assert stored_lrs(resumed)[5:] == pytest.approx([1.0, 1.0, 1.0, 0.1, 0.1])

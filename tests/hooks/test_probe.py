@@ -145,3 +145,10 @@ def test_probes_are_no_part_of_the_trainers_state(tmp_path):
 def test_other_objects_are_refused(tmp_path):
     with pytest.raises(TypeError, match=r"probe 'batch' must be .*, got list"):
         probe_once(tmp_path, batch=[1, 2])
+
+
+def test_a_full_disk_does_not_end_the_run(small_disk, log):
+    trainer = Trainer(lambda: {"large": torch.ones(2**20)}, ProbeHook(small_disk, period=1))
+    trainer.train(0, 3)
+    assert trainer.iter == 3
+    assert f"{small_disk / 'step-0'} is not written (" in log.text

@@ -94,6 +94,24 @@ def test_metrics_that_end_alike_are_shown_under_their_whole_names(model, batches
     assert "train/accuracy=0.5, test/accuracy=0.25, acc=1" in last
 
 
+def test_entries_that_a_line_has_no_room_for_are_left_out(model, batches, logged):
+    def store(trainer) -> None:
+        trainer.storage.put_scalars(a_long_name_of_an_accuracy=0.1235, acc=0.25)
+
+    with terminal(columns=80) as shown:
+        make_trainer(model, batches, CallbackHook(after_step=store)).train(0, 5)
+    last = [line for line in shown if "it/s" in line][-1]
+    assert len(last) <= 80
+    assert "a_long_name" not in last
+    assert re.search(r"it/s, total_loss=[\d.e-]+(, \w+=[\d.e-]+)*\]$", last)
+    assert len(last.split("|")[1]) >= 5
+
+
+def test_without_a_stdout_there_is_no_bar(model, batches, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    make_trainer(model, batches).train(0, 5)
+
+
 def test_a_terminal_without_a_size_gets_the_lines(model, batches, logged):
     with terminal(rows=0, columns=0) as shown:
         make_trainer(model, batches).train(0, 20)

@@ -141,3 +141,16 @@ def test_however_often_the_disk_is_full_the_entries_are_there_once_and_in_order(
         file.write(b"end")
         file.close()
         assert path.read_bytes() == wholes[-1] + b"end"
+
+
+@pytest.mark.parametrize("become_of", [Path.unlink, lambda path: path.rename(f"{path}.1")])
+def test_a_file_that_was_deleted_or_moved_is_begun_anew(tmp_path, log, become_of):
+    path = tmp_path / "log"
+    file = AppendFile(str(path), head=b"head\n")
+    file.write(entry(0))
+    become_of(path)
+    file.write(entry(1))
+    file.write(entry(2))
+    file.close()
+    assert path.read_bytes() == b"head\n" + entry(1) + entry(2)
+    assert log.text.count(f"{path} was deleted or moved: it is begun anew") == 1
