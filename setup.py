@@ -20,6 +20,7 @@ setup(
     install_requires=[
         "torch>=2.4",
         "numpy>=1.24",
+        "cloudpickle>=2.2",
         "fvcore>=0.1.5.post20221221",
         "google-crc32c>=1.5",
         "iopath>=0.1.9,<0.2",

@@ -21,7 +21,7 @@ META_ARCH_REGISTRY = Registry("META_ARCH")
 def build_model(cfg: CfgNode) -> nn.Module:
     """The model MODEL.META_ARCHITECTURE, made with MODEL.ARGS, on MODEL.DEVICE.
 
-    The name is a registered one, or an import path such as `engine.zoo.digits:DigitsNet`. What is
+    The name is a registered one, or an import path such as `engine.zoo.digits:DigitsCNN`. What is
     `configurable`, or has `cfg` as its first argument, gets the config too.
     """
     if not cfg.MODEL.META_ARCHITECTURE:

@@ -9,6 +9,8 @@ from engine.utils.periods import Period
 
 CN = CfgNode
 
+LARGEST_SEED = 2**63 - 1  # torch takes twice that: each rank adds its number
+
 _C = CN()
 
 # Layout of the keys, as detectron2 counts it.
@@ -20,7 +22,7 @@ _C.OUTPUT_DIR = Given("./output")
 # What is kept of the code in OUTPUT_DIR/code_<time>: "changes" since the last commit, or "all".
 _C.COPY_CODE = OneOf("changes", "all")
 # Seed of everything random; below 0 a new one is drawn for each run, and logged.
-_C.SEED = Within(-1)
+_C.SEED = Within(-1, high=LARGEST_SEED)
 # Let cuDNN time its algorithms and choose: faster for inputs of one size, not repeatable.
 _C.CUDNN_BENCHMARK = Given(False)
 # Precision of float32 matrix products: "highest", "high" or "medium"; "" leaves torch's choice.
@@ -85,7 +87,7 @@ _C.DATALOADER.PIN_MEMORY = False
 # "TrainingSampler", "RandomSubsetTrainingSampler" or "RepeatFactorTrainingSampler".
 _C.DATALOADER.SAMPLER_TRAIN = "TrainingSampler"
 # Share of the data that RandomSubsetTrainingSampler draws, above 0 and at most 1.
-_C.DATALOADER.RANDOM_SUBSET_RATIO = Within(1.0, low=0, high=1)
+_C.DATALOADER.RANDOM_SUBSET_RATIO = Within(1.0, above=0, high=1)
 # Categories in a smaller share of the samples than this are repeated (RepeatFactorTrainingSampler).
 _C.DATALOADER.REPEAT_THRESHOLD = 0.0
 # Repeat by the square root of the factor rather than by the factor.
@@ -116,7 +118,7 @@ _C.SOLVER.OPTIMIZER.NAME = Given("SGD")
 # Learning rate at the schedule's full height.
 _C.SOLVER.BASE_LR = Within(0.001, low=0)
 # Momentum of SGD; other optimizers take theirs from OPTIMIZER.
-_C.SOLVER.MOMENTUM = Given(0.9)
+_C.SOLVER.MOMENTUM = Within(0.9, low=0)
 # Nesterov momentum for SGD.
 _C.SOLVER.NESTEROV = False
 # Weight decay of all parameters that no key below and no rule treats otherwise.
@@ -169,7 +171,7 @@ _C.SOLVER.WARMUP_ITERS = Length(1000)
 # "linear" or "constant".
 _C.SOLVER.WARMUP_METHOD = OneOf("linear", "constant")
 # The warm-up starts at this times the schedule's first value.
-_C.SOLVER.WARMUP_FACTOR = 0.001
+_C.SOLVER.WARMUP_FACTOR = Within(0.001, low=0)
 # Or at this learning rate (for a group with a multiplier, times that); null: by WARMUP_FACTOR.
 _C.SOLVER.WARMUP_START_LR = None
 # Squeeze the whole schedule into what follows the warm-up, rather than cover its beginning.
@@ -189,7 +191,7 @@ _C.SOLVER.MOMENTUM_SCHEDULE.NUM_DECAYS = 3
 # As SOLVER.POWER.
 _C.SOLVER.MOMENTUM_SCHEDULE.POWER = 0.9
 # The first factor, such as 0.9 or 1.1.
-_C.SOLVER.MOMENTUM_SCHEDULE.WARMUP_FACTOR = 1.0
+_C.SOLVER.MOMENTUM_SCHEDULE.WARMUP_FACTOR = Within(1.0, low=0)
 # Length of the warm-up: iterations, or "2 epoch"; 0 for none.
 _C.SOLVER.MOMENTUM_SCHEDULE.WARMUP_ITERS = Length(0)
 # "linear" or "constant".
@@ -249,7 +251,7 @@ _C.TEST.EVAL_PERIOD = Period(0)
 _C.TEST.BATCH_SIZE = Within(64, low=1)
 # Seed of what is random in an evaluation, such as a masked loss: each then draws the same; training
 # goes on with its own. Below 0 evaluations draw on.
-_C.TEST.SEED = Within(-1)
+_C.TEST.SEED = Within(-1, high=LARGEST_SEED)
 # Store the raw predictions with the results.
 _C.TEST.SAVE_PREDICTIONS = False
 # Results that must come out, each [task, metric, value, tolerance], with the data set in front

@@ -131,14 +131,24 @@ class CfgNode(_CfgNode):
         for key, value in tree.items():
             full_key = f"{section}{key}"
             if key not in self and not self.is_new_allowed():
-                if root.key_is_deprecated(full_key):
-                    continue
-                raise ConfigError(_unknown(full_key, value, source, root))
+                root._refuse_unless_deprecated(full_key, value, source)
+                continue
             current = dict.get(self, key)
             if not isinstance(current, CfgNode):
                 self._set_leaf(key, value, source, full_key)
             elif value is not None:  # a section whose lines are all commented out says nothing
                 current._merge(value, source, root, f"{full_key}.")
+
+    def _refuse_unless_deprecated(self, key: str, value: Any, source: str) -> None:
+        """Raise for a key that is not in the tree, or for those below it: a section may be gone
+        with all its keys."""
+        if self.key_is_deprecated(key):
+            return
+        gone = {*self.__dict__[self.DEPRECATED_KEYS], *self.__dict__[self.RENAMED_KEYS]}
+        if not (isinstance(value, Mapping) and any(one.startswith(f"{key}.") for one in gone)):
+            raise ConfigError(_unknown(key, value, source, self))
+        for name, below in value.items():
+            self._refuse_unless_deprecated(f"{key}.{name}", below, source)
 
     def _set_leaf(self, key: str, value: Any, source: str, full_key: str) -> None:
         default = self.__dict__[DEFAULTS].setdefault(key, dict.get(self, key))

@@ -29,11 +29,15 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Within:
-    """Marks a default as a number with bounds: `Within(1, low=1)` accepts 1, 2, 3, …"""
+    """Marks a default as a finite number with bounds: `Within(1, low=1)` accepts 1, 2, 3, …
+
+    `above` is a lower bound that does not itself belong.
+    """
 
     spec: float
     low: float = -math.inf
     high: float = math.inf
+    above: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -112,11 +116,14 @@ def _fit_one(value: Any, default: OneOf) -> Any:
 
 
 def _fit_bounds(value: Any, default: Within) -> Any:
-    low, high = default.low, default.high
-    if value is not None and low <= value <= high:
+    low, high, above = default.low, default.high, default.above
+    if value is not None and low <= value <= high and above < value < math.inf:
         return value
     least = "a number" if low == -math.inf else f"{low} or more"
-    raise TypeError(f"expected {least}" + ("" if high == math.inf else f", at most {high}"))
+    if above > -math.inf:
+        least = f"a number above {above}"
+    most = "" if high == math.inf else f", at most {high}"
+    raise TypeError(f"expected {least}{most}{', but finite' if value == math.inf else ''}")
 
 
 def _describe(default: Any) -> str:

@@ -38,6 +38,14 @@ class _Loader(yaml.SafeLoader):
             seen.add(key.value)
         return node
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if node in self.recursive_objects:
+            raise yaml.MarkedYAMLError(
+                problem="an alias (*) stands within what it stands for",
+                problem_mark=node.start_mark,
+            )
+        return super().construct_object(node, deep=True)  # else such an alias would go unnoticed
+
     def construct_tuple(self, node: Any) -> Any:
         text = self.construct_scalar(node)
         value = parse_literal(text)
@@ -85,6 +93,8 @@ def load_yaml(text: str | bytes, source: str) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         problem = getattr(error, "problem", None) or error
         raise ConfigError(f"{source}{_line(error)}: not valid YAML: {problem}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: it is nested too deeply") from None
     if not isinstance(tree, dict | None):
         raise ConfigError(f"{source}: expected KEY: value lines, got {tree!r:.60}")
     return tree or {}
@@ -102,7 +112,7 @@ def parse_value(text: str) -> Any:
         return value
     try:
         value = yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
     return value if is_plain(value) and not isinstance(value, str) else text
 

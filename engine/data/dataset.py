@@ -6,8 +6,11 @@ import itertools
 import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, get_worker_info
@@ -110,6 +113,14 @@ class MapDataset(Dataset[Any]):
         self.seed = seed
         self._wants_generator = _has_generator(map_func)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "map_func": _as_picklable(self.map_func)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if isinstance(self.map_func, _ByValue):
+            self.map_func = pickle.loads(self.map_func.pickled)
+
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -203,6 +214,22 @@ class ToIterableDataset(IterableDataset[Any]):
         for count, (place, index) in enumerate(zip(places, self.sampler, strict=False)):
             if count // self.shard_chunk_size % turns == turn:
                 yield read_sample(self.dataset, index, derive_seed(seed, place))
+
+
+@dataclass(frozen=True)
+class _ByValue:
+    """A function that the standard library refuses to pickle, as it does a lambda."""
+
+    pickled: bytes
+
+
+def _as_picklable(function: Callable[..., Any]) -> Any:
+    try:
+        pickle.dumps(function)
+    except Exception:
+        with suppress(Exception):  # such as of what only processes can hand on
+            return _ByValue(cloudpickle.dumps(function))
+    return function
 
 
 def _has_generator(map_func: Callable[..., Any]) -> bool:

@@ -1,12 +1,13 @@
 """Loaders as a config describes them."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from engine.config import CfgNode, ConfigError, naming_unknown
+from engine.config import CfgNode, ConfigError, naming, naming_unknown
 from engine.data.catalog import DatasetCatalog, get_dataset
 from engine.data.loader import TRAIN_LOADER_REGISTRY, build_test_loader
 from engine.data.samplers import (
@@ -77,7 +78,10 @@ def members_of(cfg: CfgNode, dataset_name: str) -> list[str]:
     """The data sets of a group of DATASETS.TEST_GROUPS; of a data set its own name."""
     members = cfg.DATASETS.TEST_GROUPS.get(dataset_name, dataset_name)
     if not members:
-        raise ValueError(f"the group {dataset_name!r} of DATASETS.TEST_GROUPS names no data set")
+        raise ConfigError(
+            f"the group {dataset_name!r} of DATASETS.TEST_GROUPS names no data set, got "
+            f"{members!r}: name some, or leave the group out"
+        )
     return list(members) if isinstance(members, list | tuple) else [members]
 
 
@@ -151,8 +155,9 @@ def _sampler(cfg: CfgNode, dataset: Any) -> Sampler[int] | None:
             )
         return sampler_class(factors, seed=cfg.SEED)
     if issubclass(sampler_class, RandomSubsetTrainingSampler):
-        ratio = loader.RANDOM_SUBSET_RATIO
-        return sampler_class(len(dataset), ratio, seed_shuffle=cfg.SEED, seed_subset=cfg.SEED)
+        ratio, seed = loader.RANDOM_SUBSET_RATIO, cfg.SEED
+        with naming("DATALOADER.RANDOM_SUBSET_RATIO"):
+            return sampler_class(len(dataset), ratio, seed_shuffle=seed, seed_subset=seed)
     return sampler_class(len(dataset), seed=cfg.SEED)
 
 
@@ -177,6 +182,17 @@ def _repeat_factors(names: Sequence[str], factors: Sequence[Sequence[Any]]) -> t
         raise ConfigError(
             f"DATASETS.TRAIN_REPEAT_FACTOR names {', '.join(sorted(unknown))}, "
             f"not in DATASETS.TRAIN ({', '.join(names)})"
+        )
+    for name, factor in by_name.items():
+        if not 0 <= factor < math.inf:
+            raise ConfigError(
+                f"DATASETS.TRAIN_REPEAT_FACTOR of {name} is {factor}; expected 0 or more, but "
+                "finite"
+            )
+    if not any(by_name.get(name, 1.0) for name in names):
+        raise ConfigError(
+            f"DATASETS.TRAIN_REPEAT_FACTOR is {factors!r}, which leaves no samples: give a data "
+            "set of DATASETS.TRAIN a factor above 0"
         )
     parts = [torch.full((len(get_dataset(name)),), by_name.get(name, 1.0)) for name in names]
     return torch.cat(parts)

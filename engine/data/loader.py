@@ -119,7 +119,8 @@ def build_train_loader(
 
     The samples come shuffled unless a sampler says otherwise. A mapper with a parameter of the
     name `generator` gets one to draw from (see `MapDataset`). Further arguments are those of
-    `build_batch_data_loader`.
+    `build_batch_data_loader`. A stream (IterableDataset) sees to it itself that each rank and each
+    worker gets other samples.
     """
     dataset = _as_dataset(dataset)
     if sampler is None and not isinstance(dataset, IterableDataset):
@@ -143,7 +144,8 @@ def build_test_loader(
 ) -> DataLoader[Any]:
     """A loader that reads each sample once, over all ranks; `batch_size` is that of one rank.
 
-    A mapper's `generator` is seeded from the sample's index: every evaluation sees the same.
+    A mapper's `generator` is seeded from the sample's index: every evaluation sees the same. A
+    stream (IterableDataset) is read whole by each rank and worker unless it shards itself.
     """
     dataset = _as_dataset(dataset)
     if mapper is not None:

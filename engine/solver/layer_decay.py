@@ -18,6 +18,9 @@ PATTERNS: dict[str, str] = {
     "layer_wise": rf"(?:^|\.){_STAGE}\.?\d+\.\d+(?=\.)|{_FIRST}(?:\.{_NUMBERED})?(?=\.)",
 }
 
+_BACKBONE = re.compile(r"(?:\w+\.)*?backbone(?=\.)")
+_HEAD = re.compile(r"(?:^|\.)(?:\w*heads?|classifier|logit_scale)(?:\.|$)")
+
 
 @dataclass(frozen=True)
 class LayerDecay:
@@ -25,8 +28,9 @@ class LayerDecay:
 
     Parameters belong to one layer when `pattern` finds the same beginning in their names; layers
     count in the order of the model's parameters. What comes before the first layer (embeddings,
-    stem) is layer 0; what comes after and belongs to none (head) has factor 1, as has everything
-    outside `prefix`. With `num_layers`, the layers found are spread evenly over that many.
+    stem) and is no head by its name is layer 0; what comes after and belongs to none has factor 1,
+    as has everything outside `prefix`: by default the module `backbone`, if layers are there. With
+    `num_layers`, the layers found are spread evenly over that many.
     """
 
     rate: float = 0.9
@@ -63,7 +67,9 @@ class LayerDecay:
 
     def layer_ids(self, names: Iterable[str]) -> dict[str, int]:
         """The layer of each parameter: 0 below the first, 1, 2, …, and one more above the last."""
-        layer_of = {name: self._layer(name) for name in names}
+        names = list(names)
+        prefix = self.prefix or self._find_backbone(names)
+        layer_of = {name: self._layer(name, prefix) for name in names}
         index = {layer: i for i, layer in enumerate(dict.fromkeys(filter(None, layer_of.values())))}
         if not index:
             raise ValueError(
@@ -79,17 +85,22 @@ class LayerDecay:
                 below = False
                 ids[name] = 1 + index[layer] * num_layers // len(index)
             else:
-                inside = self._inside(name) is not None
-                ids[name] = 0 if below and inside else num_layers + 1
+                is_stem = below and _inside(name, prefix) is not None and not _HEAD.search(name)
+                ids[name] = 0 if is_stem else num_layers + 1
         return ids
 
-    def _layer(self, name: str) -> str:
+    def _find_backbone(self, names: list[str]) -> str:
+        found = filter(None, map(_BACKBONE.match, names))
+        return next((one[0] for one in found if self._layer(one.string, one[0])), "")
+
+    def _layer(self, name: str, prefix: str = "") -> str:
         """The beginning of the name that says which layer, or '' where there is none."""
-        inside = self._inside(name)
+        inside = _inside(name, prefix)
         found = re.search(self.pattern or PATTERNS[self.type], inside) if inside else None
         return found.string[: found.end()] if found else ""
 
-    def _inside(self, name: str) -> str | None:
-        """The name without the prefix, or None outside it."""
-        prefix = f"{self.prefix}." if self.prefix else ""
-        return name[len(prefix) :] if name.startswith(prefix) else None
+
+def _inside(name: str, prefix: str) -> str | None:
+    """The name without the prefix, or None outside it."""
+    prefix = f"{prefix}." if prefix else ""
+    return name[len(prefix) :] if name.startswith(prefix) else None

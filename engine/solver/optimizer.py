@@ -87,7 +87,9 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
             "SOLVER.OPTIMIZER.fused is not used: torch cannot do it with sharded weights"
         )
         arguments["fused"] = False
-    return maybe_add_gradient_clipping(cfg, optimizer_class(groups, **arguments))
+    with naming(f"SOLVER.OPTIMIZER: {optimizer_class.__name__}"):
+        optimizer = optimizer_class(groups, **arguments)
+    return maybe_add_gradient_clipping(cfg, optimizer)
 
 
 def get_optimizer_class(name: str) -> type[Optimizer]:
@@ -106,7 +108,7 @@ def get_optimizer_class(name: str) -> type[Optimizer]:
         return found
     if name not in known:
         raise ConfigError(
-            f"torch.optim has no optimizer {name!r}{hint_at(name, known)} "
+            f"SOLVER.OPTIMIZER.NAME: torch.optim has no optimizer {name!r}{hint_at(name, known)} "
             f"(known: {', '.join(sorted(known))})"
         )
     return known[name]
@@ -178,7 +180,7 @@ def _arguments(
     _check_arguments(optimizer_class, given, "SOLVER.OPTIMIZER")
     for key, home in (("lr", "BASE_LR"), ("weight_decay", "WEIGHT_DECAY")):
         if key in given:
-            raise ValueError(f"SOLVER.OPTIMIZER: set {key} as SOLVER.{home}, and only there")
+            raise ConfigError(f"SOLVER.OPTIMIZER: set {key} as SOLVER.{home}, and only there")
     if issubclass(optimizer_class, torch.optim.SGD):
         given = {"momentum": solver.MOMENTUM, "nesterov": solver.NESTEROV, **given}
     return {"lr": solver.BASE_LR, **given}

@@ -154,7 +154,8 @@ def warn_about_idle_rules(model: nn.Module, rules: Iterable[ParamRule]) -> None:
         parts = {part for name in names for part in name.split(".")}
         types = set().union(*(named.types for named in all_named))
         nearest = [did_you_mean(rule.match, names | parts), did_you_mean(rule.type, types)]
-        logger.warning("%s matches no parameter; %s", rule, " ".join(filter(None, nearest)))
+        hint = " ".join(filter(None, nearest)) or f"the first one is {min(names, default='')!r}"
+        logger.warning("%s matches no parameter; %s", rule, hint)
 
 
 def iterate_parameters(model: nn.Module) -> Iterator[NamedParameter]:

@@ -38,6 +38,26 @@ def test_no_setting_of_parallel_may_be_left_empty():
             get_cfg().merge_from_list([key, None])
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("SEED", "99999999999999999999", "at most 9223372036854775807"),
+        ("SEED", str(2**64 - 1), "at most"),  # torch takes it, but not with a rank added
+        ("TEST.SEED", str(2**64 - 1), "at most"),
+        ("SOLVER.MOMENTUM", "-1", "0 or more"),
+        ("SOLVER.WARMUP_FACTOR", "-1", "0 or more"),
+        ("SOLVER.MOMENTUM_SCHEDULE.WARMUP_FACTOR", "-1", "0 or more"),
+        ("SOLVER.BASE_LR", "-1", "0 or more"),
+        ("SOLVER.BASE_LR", ".inf", "finite"),
+        ("SOLVER.BASE_LR", ".nan", "0 or more"),
+        ("DATALOADER.RANDOM_SUBSET_RATIO", "0", "a number above 0, at most 1"),
+    ],
+)
+def test_numbers_that_no_run_can_use_are_refused(key, value, expected):
+    with pytest.raises(ConfigError, match=f"command line: {key} is .*; expected .*{expected}"):
+        get_cfg().merge_from_list([key, value])
+
+
 def test_hooks_and_optimizer_arguments_come_as_they_are(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text(

@@ -225,6 +225,21 @@ def test_renamed_and_deprecated_keys_are_told_apart_from_typos():
         cfg.merge_from_list(["SOLVER.LR=5"])
 
 
+def test_keys_of_a_section_that_is_gone_may_be_deprecated_or_renamed(tmp_path, caplog):
+    cfg = make_cfg()
+    cfg.register_deprecated_key("OLD.KEY")
+    cfg.register_renamed_key("OLD.LR", "SOLVER.BASE_LR")
+    cfg.merge_from_list(["OLD.KEY", "1"])
+    assert "Deprecated config key (ignoring): OLD.KEY" in caplog.text
+    assert cfg == make_cfg()
+    file = tmp_path / "a.yaml"
+    file.write_text("OLD: {KEY: 1, LR: 0.1}\n")
+    with pytest.raises(ConfigError, match=r"unknown key OLD.LR\n  it is now called SOLVER.BASE_LR"):
+        cfg.merge_from_file(file)
+    with pytest.raises(ConfigError, match=r"unknown key OLD.KEYS"):
+        cfg.merge_from_list(["OLD.KEYS", "1"])
+
+
 def test_base_works_in_files_only():
     with pytest.raises(ConfigError, match="_BASE_ works in files only"):
         make_cfg().merge_from_list(["_BASE_=a.yaml"])

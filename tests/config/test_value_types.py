@@ -25,6 +25,7 @@ from engine.utils.periods import Period
         ("skip", OneOf("raise", "skip"), "skip"),
         ("4", Within(1, low=1), 4),
         (1, Within(0.9, low=0, high=1), 1.0),
+        (0.1, Within(1.0, above=0, high=1), 0.1),
         (1, Given(0.9), 1.0),
         ("false", Given(True), False),
         ("null", Given("./output"), "null"),
@@ -65,6 +66,8 @@ def test_a_value_takes_the_type_of_the_default(value, default, fitted):
         (1.5, Within(1, low=1), "a whole number"),
         (1.1, Within(0.9, low=0, high=1), "0 or more, at most 1"),
         (float("nan"), Within(0.9, low=0, high=1), "0 or more, at most 1"),
+        (float("inf"), Within(0.1, low=0), "0 or more, but finite$"),
+        (0, Within(1.0, above=0, high=1), "a number above 0, at most 1$"),
     ],
 )
 def test_any_other_type_is_refused_with_what_was_expected(value, default, expected):

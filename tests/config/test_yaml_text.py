@@ -69,6 +69,21 @@ def test_a_key_written_twice_is_refused():
         load_yaml("SOLVER:\n  A: 1\nTEST: {}\nSOLVER:\n  B: 1\n", "bad.yaml")
 
 
+@pytest.mark.parametrize("text", ["SOLVER: &a {OPTIMIZER: *a}", "HOOKS: &a [{NAME: *a}]"])
+def test_an_alias_within_itself_is_refused(text):
+    with pytest.raises(ConfigError, match=r"bad.yaml, line 2: .*an alias .* within what it stands"):
+        load_yaml(f"A: 1\n{text}\n", "bad.yaml")
+
+
+def test_an_alias_beside_its_anchor_is_a_copy():
+    assert load_yaml("A: &a {B: [1]}\nC: *a\n", "a.yaml") == {"A": {"B": [1]}, "C": {"B": [1]}}
+
+
+def test_a_file_nested_too_deeply_is_refused():
+    with pytest.raises(ConfigError, match=r"bad.yaml: it is nested too deeply"):
+        load_yaml(f"A: {'[' * 3000}{']' * 3000}", "bad.yaml")
+
+
 def test_a_list_is_no_config():
     with pytest.raises(ConfigError, match=r"a.yaml: expected KEY: value lines, got \[1\]"):
         load_yaml("- 1", "a.yaml")
@@ -92,6 +107,7 @@ def test_a_list_is_no_config():
         ("", ""),
         ("1j", "1j"),
         ("!!python/name:os.system", "!!python/name:os.system"),
+        ("&a [*a]", "&a [*a]"),
     ],
 )
 def test_what_a_word_on_the_command_line_means(text, value):

@@ -1,3 +1,4 @@
+import copy
 import pickle
 from itertools import islice
 
@@ -147,3 +148,13 @@ def test_workers_share_the_sampler_in_turns(options, expected):
 def test_an_iterable_data_set_cannot_take_a_sampler():
     with pytest.raises(TypeError, match="Countdown is an iterable data set already"):
         ToIterableDataset(Countdown(), [0])
+
+
+@pytest.mark.parametrize("dataset", [[1, 2], Countdown()])
+def test_a_mapper_may_be_a_lambda_where_workers_are_spawned(dataset):
+    factor = 3
+    mapped = MapDataset(dataset, lambda x: factor * x)
+    for copied in (pickle.loads(pickle.dumps(mapped)), copy.copy(mapped), copy.deepcopy(mapped)):
+        assert list(copied) == list(mapped)
+    options = {"num_workers": 1, "multiprocessing_context": "spawn", "batch_size": None}
+    assert list(DataLoader(mapped, **options)) == list(mapped)

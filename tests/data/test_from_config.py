@@ -133,6 +133,9 @@ def test_an_iterable_data_set_chooses_its_samples_itself(digits_cfg, register):
         (("DATASETS.TRAIN_REPEAT_FACTOR", "[[digits_tset, 2.0]]"), "names digits_tset, not in"),
         (("DATASETS.TRAIN_REPEAT_FACTOR", "[2.0]"), r"like \[\[digits_train, 2.0\]\], got \[2.0\]"),
         (("DATASETS.TRAIN_REPEAT_FACTOR", "[[digits_train, x]]"), "is like .*, got"),
+        (("DATASETS.TRAIN_REPEAT_FACTOR", "[[digits_train, 0]]"), "FACTOR is .* leaves no samples"),
+        (("DATASETS.TRAIN_REPEAT_FACTOR", "[[digits_train, -1]]"), "FACTOR of digits_train is -1"),
+        (("DATASETS.TRAIN_REPEAT_FACTOR", "[[digits_train, .nan]]"), "digits_train is nan; expec"),
         (("DATASETS.TRAIN", "[3]"), "DATASETS.TRAIN: expected the name of a data set, got 3"),
         (("DATALOADER.SAMPLER_TRAIN", "math:sqrt"), "SAMPLER_TRAIN: math:sqrt is no class"),
         (
@@ -142,11 +145,25 @@ def test_an_iterable_data_set_chooses_its_samples_itself(digits_cfg, register):
             ),
             "does not go with the sampler RandomSubsetTrainingSampler",
         ),
+        (
+            (
+                "DATALOADER.RANDOM_SUBSET_RATIO", 1e-9,
+                "DATALOADER.SAMPLER_TRAIN", "RandomSubsetTrainingSampler",
+            ),
+            "DATALOADER.RANDOM_SUBSET_RATIO: .* leaves none: use a larger ratio",
+        ),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(digits_cfg, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         train_loader(digits_cfg(*options))
+
+
+def test_one_of_several_data_sets_may_be_left_out_by_its_factor(digits_cfg, register):
+    register(small=[0, 1], large=[2, 3, 4])
+    factors = ("DATASETS.TRAIN_REPEAT_FACTOR", "[[small, 0]]", "SOLVER.IMS_PER_BATCH", 3)
+    loader = train_loader(digits_cfg("DATASETS.TRAIN", "[small, large]", *factors))
+    assert drawn(loader, 1) == {2: 1, 3: 1, 4: 1}
 
 
 def test_an_unknown_mapper_is_answered_with_the_nearest(digits_cfg):
@@ -171,7 +188,7 @@ def test_the_members_of_a_group(digits_cfg):
     assert from_config.members_of(cfg, "both") == ["a", "b"]
     assert from_config.members_of(cfg, "one") == ["c"]
     assert from_config.members_of(cfg, "digits_test") == ["digits_test"]
-    with pytest.raises(ValueError, match=r"the group 'none' of .* names no data set"):
+    with pytest.raises(ConfigError, match=r"the group 'none' of .*TEST_GROUPS .*, got \[\]: name"):
         from_config.members_of(cfg, "none")
 
 

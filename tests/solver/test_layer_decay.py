@@ -120,3 +120,17 @@ def test_bad_arguments_are_refused(arguments, message):
 def test_a_model_without_layers_is_refused():
     with pytest.raises(ValueError, match=r"found no layers: none of the names fc.weight.*PREFIX"):
         LayerDecay().factors(["fc.weight", "fc.bias"])
+
+
+@pytest.mark.parametrize("model", ["", "model."])
+def test_a_head_before_the_backbone_and_what_is_beside_it_do_not_decay(model):
+    names = ["temperature", f"{model}decode_head.w", f"{model}backbone.patch_embed.w"]
+    names += [f"{model}backbone.layers.{number}.w" for number in range(2)]
+    factors = LayerDecay(rate=0.5).factors(names)
+    assert [*factors.values()] == [1.0, 1.0, 0.125, 0.25, 0.5]
+
+
+def test_a_head_before_layers_without_a_backbone_does_not_decay():
+    names = ["head.w", "logit_scale", "embeddings.w", "encoder.layer.0.w", "encoder.layer.1.w"]
+    factors = LayerDecay(rate=0.5).factors(names)
+    assert [*factors.values()] == [1.0, 1.0, 0.125, 0.25, 0.5]

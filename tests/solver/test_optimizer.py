@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from engine.config import ConfigError
 from engine.solver.optimizer import (
     OPTIMIZER_REGISTRY,
     build_optimizer,
@@ -129,10 +130,24 @@ def test_layer_decay_can_leave_1d_parameters_their_decay(cfg):
 
 
 def test_unknown_names_and_arguments_name_the_nearest(cfg):
-    with pytest.raises(ValueError, match=r"no optimizer 'ADAMW'; did you mean AdamW.*known: "):
+    answer = r"SOLVER.OPTIMIZER.NAME: .*no optimizer 'ADAMW'; did you mean AdamW.*known: "
+    with pytest.raises(ConfigError, match=answer):
         get_optimizer_class("ADAMW")
     cfg.SOLVER.OPTIMIZER.beta = [0.8, 0.95]
     with pytest.raises(ValueError, match=r"OPTIMIZER: SGD has no argument 'beta'.*momentum"):
+        build_optimizer(cfg, Net())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"NAME": "SGD", "momentum": -1}, "SOLVER.OPTIMIZER: SGD: Invalid momentum value: -1"),
+        ({"NAME": "Adam", "betas": [2, 0.9]}, "SOLVER.OPTIMIZER: Adam: Invalid beta parameter"),
+    ],
+)
+def test_values_that_an_optimizer_refuses_name_the_section(cfg, options, message):
+    cfg.SOLVER.OPTIMIZER.update(options)
+    with pytest.raises(ConfigError, match=message):
         build_optimizer(cfg, Net())
 
 
@@ -163,7 +178,7 @@ def test_an_unknown_option_in_a_rule_is_refused(cfg):
 @pytest.mark.parametrize(("key", "home"), [("lr", "BASE_LR"), ("weight_decay", "WEIGHT_DECAY")])
 def test_the_lr_and_the_decay_have_one_place(cfg, key, home):
     cfg.SOLVER.OPTIMIZER[key] = 0.5
-    with pytest.raises(ValueError, match=f"set {key} as SOLVER.{home}"):
+    with pytest.raises(ConfigError, match=f"set {key} as SOLVER.{home}"):
         build_optimizer(cfg, Net())
 
 
