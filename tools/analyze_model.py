@@ -2,7 +2,7 @@
 """How large the model of a config is, and what it computes for a batch of its first test set.
 
 python tools/analyze_model.py --config-file configs/digits/cnn.yaml
-python tools/analyze_model.py --config-file … --tasks flop structure TEST.BATCH_SIZE=1
+python tools/analyze_model.py --config-file … TEST.BATCH_SIZE=1 --tasks flop structure
 """
 
 import argparse
@@ -11,18 +11,18 @@ import sys
 from typing import Any
 
 from tabulate import tabulate
+from train_net import find_trainer
 
 from engine import DefaultTrainer
 from engine.config import CfgNode, ConfigError, get_cfg
 from engine.startup import mistakes_in_one_line
 from engine.utils import analysis
-from engine.utils.registry import locate
 
 TASKS = ("parameter", "flop", "activation", "structure")
 
 
 def analyze(cfg: CfgNode, tasks: list[str]) -> None:
-    trainer: type[DefaultTrainer] = locate(cfg.TRAINER) if cfg.TRAINER else DefaultTrainer
+    trainer = find_trainer(cfg)
     model = trainer.build_model(cfg)
     if "parameter" in tasks:
         print(analysis.parameter_count_table(model), end="\n\n")
@@ -57,7 +57,11 @@ def main() -> None:
         cfg = get_cfg()
         cfg.merge_from_file(args.config_file)
         cfg.merge_from_list(args.opts)
-        analyze(cfg, args.tasks)
+        try:
+            analyze(cfg, args.tasks)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head` has enough; Python shall not try again when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

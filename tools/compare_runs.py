@@ -3,7 +3,8 @@
 
     python tools/compare_runs.py output/first output/second
 
-All is compared bit by bit; times are left out. The exit code is 0 if nothing differs.
+All is compared bit by bit; times are left out. The exit code is 0 if nothing differs, 1 if
+something does, and 2 if a folder cannot be read.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from engine.checkpoint.file import read_file
 from engine.checkpoint.folder import is_listed
 from engine.checkpoint.sharded import read_sharded
 
@@ -40,7 +42,7 @@ TIME = re.compile(r"(^|[/_])(time|eta|seconds)([/_]|$)")
 # A config has the name of its folder; how long the files of writers are depends on times in them.
 LEFT_OUT = re.compile(rf"{TIME.pattern}|^config$|^PeriodicWriter(#\d+)?$")
 
-Point = tuple[str, int, float]  # tag, step, value
+Point = tuple[str, int, bytes]  # tag, step, bits of the value: a NaN is equal to itself
 
 
 class Comparison:
@@ -94,18 +96,19 @@ class Comparison:
 
     def _compare_results(self, reference: Path, other: Path) -> None:
         one, another = (
-            json.loads(path.read_text()) if path.exists() else None for path in (reference, other)
+            read_json(path, read_text(path)) if path.exists() else None
+            for path in (reference, other)
         )
         for path, _ in differences(one, another, "results.json"):
             self._add("metric values that differ", path)
 
     def _compare_points(self, points: Counter[Point], others: Counter[Point]) -> None:
-        for tag, step, value in (points - others).elements():
-            self._add("TensorBoard points missing", f"{tag} = {value} at {step}")
+        for point in (points - others).elements():
+            self._add("TensorBoard points missing", _describe(point))
         places = Counter((tag, step) for tag, step, _ in others.elements())
-        for tag, step, value in (others - points).elements():
-            what = "doubled" if places[tag, step] > 1 else "left over"
-            self._add(f"TensorBoard points {what}", f"{tag} = {value} at {step}")
+        for point in (others - points).elements():
+            what = "doubled" if places[point[:2]] > 1 else "left over"
+            self._add(f"TensorBoard points {what}", _describe(point))
 
 
 def checkpoints_in(folder: Path) -> set[str]:
@@ -117,7 +120,7 @@ def load(checkpoint: Path) -> dict[str, Any]:
     """All that a checkpoint holds, in whole tensors."""
     if checkpoint.is_dir():
         return read_sharded(str(checkpoint))
-    return torch.load(checkpoint, weights_only=True)
+    return read_file(str(checkpoint))
 
 
 def differences(one: Any, other: Any, path: str) -> Iterator[tuple[str, int]]:
@@ -159,8 +162,29 @@ def _differing_bits(one: bytes, other: bytes) -> int:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.json."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The lines of a metrics.json, but for one at the end that is being written."""
+    if not path.exists():
+        return []
+    lines = read_text(path).splitlines(keepends=True)
+    rows = [read_json(path, line) for line in lines if line.endswith("\n")]
+    for row in rows:
+        if not (isinstance(row, dict) and "iteration" in row):
+            raise ValueError(f"{path}: a line has no iteration: {row!r:.60}")
+    return rows
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from None
+
+
+def read_json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {text!r:.60} is no JSON: {error}") from None
 
 
 def read_points(folder: Path) -> Counter[Point]:
@@ -170,11 +194,16 @@ def read_points(folder: Path) -> Counter[Point]:
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of what was taken back
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     return Counter(
-        (tag, event.step, event.value)
+        (tag, event.step, struct.pack("d", event.value))
         for tag in events.Tags()["scalars"]
         if not TIME.search(tag)
         for event in events.Scalars(tag)
     )
+
+
+def _describe(point: Point) -> str:
+    tag, step, bits = point
+    return f"{tag} = {struct.unpack('d', bits)[0]} at {step}"
 
 
 if __name__ == "__main__":
@@ -184,9 +213,15 @@ if __name__ == "__main__":
     parser.add_argument("reference", type=Path, help="OUTPUT_DIR of a run")
     parser.add_argument("other", type=Path, help="that of another")
     args = parser.parse_args()
-    for folder in (args.reference, args.other):
-        if not folder.is_dir():
-            sys.exit(f"there is no folder {folder}")
-    comparison = Comparison(args.reference, args.other)
+    try:
+        for folder in (args.reference, args.other):
+            if not folder.is_dir():
+                raise ValueError(f"there is no folder {folder}")
+            if not (checkpoints_in(folder) or (folder / "metrics.json").exists()):
+                raise ValueError(f"{folder} holds no run: neither checkpoints nor a metrics.json")
+        comparison = Comparison(args.reference, args.other)
+    except (OSError, ValueError) as error:  # with the file that it is about
+        print(error, file=sys.stderr)
+        sys.exit(2)
     print(comparison.summary() or "nothing differs")
     sys.exit(bool(comparison.notes))

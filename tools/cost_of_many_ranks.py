@@ -67,6 +67,12 @@ def main() -> None:
     parser.add_argument("--latency-us", type=float, default=30, help="of one message")
     parser.add_argument("--gb-per-second", type=float, default=3, help="between two machines")
     args = parser.parse_args()
+    if args.metrics < 0:
+        parser.error(f"--metrics must be 0 or more, got {args.metrics}")
+    if not args.latency_us >= 0:
+        parser.error(f"--latency-us must be 0 or more, got {args.latency_us}")
+    if not args.gb_per_second > 0:
+        parser.error(f"--gb-per-second must be above 0, got {args.gb_per_second}")
     rows = [
         calculate(ranks, args.metrics, args.latency_us / 1e6, args.gb_per_second * 1e9)
         for ranks in RANKS

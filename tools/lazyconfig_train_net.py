@@ -9,6 +9,7 @@ docs/tutorials/lazy_configs.md. Ends as tools/train_net.py does: with 0, 75 (to 
 """
 
 import argparse
+import copy
 import logging
 import os
 import sys
@@ -31,7 +32,7 @@ from engine import (
 )
 from engine.checkpoint import Checkpointer
 from engine.config import ConfigError, LazyConfig, instantiate, naming
-from engine.evaluation import inference_on_dataset, print_csv_format
+from engine.evaluation import inference_on_dataset, print_csv_format, write_results
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.parallel import comm
 from engine.parallel.device import choose_device
@@ -72,21 +73,26 @@ EXAMPLES = """examples:
 KEY=VALUE changes a key that the config has, +KEY=VALUE adds one."""
 
 
-def do_test(cfg: Any, model: nn.Module) -> dict[str, Any]:
+def do_test(cfg: Any, model: nn.Module, file: str = "results.json") -> dict[str, Any]:
     loader, evaluator = instantiate(cfg.dataloader.test), instantiate(cfg.dataloader.evaluator)
     results = inference_on_dataset(model, loader, evaluator)
     print_csv_format(results)
+    if comm.is_main_process() and cfg.train.output_dir:
+        write_results(results, os.path.join(cfg.train.output_dir, file))
     return results
 
 
 def do_train(cfg: Any, resume: bool) -> None:
-    model = instantiate(cfg.model).to(choose_device(cfg.train.device))
-    cfg.optimizer.params.model = model
-    optimizer = instantiate(cfg.optimizer)
+    model = build_model(cfg)
+    optimizer_of_model = copy.deepcopy(cfg.optimizer)
+    optimizer_of_model.params.model = model
+    optimizer = instantiate(optimizer_of_model)
     model = create_ddp_model(model, **cfg.train.ddp)
     loader = instantiate(cfg.dataloader.train)
     with naming("train.max_iter"):
         max_iter = to_iterations(cfg.train.max_iter, batches_per_epoch(loader))
+        if max_iter < 1:
+            raise ValueError(f"expected 1 iteration or more, got {cfg.train.max_iter!r}")
     trainer_class = AMPTrainer if cfg.train.amp.enabled else SimpleTrainer
     trainer = trainer_class(model, loader, optimizer)
     checkpointer = Checkpointer(model, cfg.train.output_dir, trainer=weakref.proxy(trainer))
@@ -103,11 +109,38 @@ def do_train(cfg: Any, resume: bool) -> None:
     )
     trainer.iter = -1  # the last finished iteration, unless a checkpoint knows better
     checkpointer.resume_or_load(cfg.train.init_checkpoint, resume=resume)
+    if trainer.iter >= max_iter:
+        raise ConfigError(
+            f"train.max_iter is {max_iter}, but {trainer.iter + 1} iterations are done of the run "
+            f"in {cfg.train.output_dir}: raise it, or do not resume"
+        )
     if comm.is_main_process() and cfg.train.output_dir:
         write_config(cfg, cfg.train.output_dir)
     trainer.train(trainer.iter + 1, max_iter)
     if trainer.requeue:
         sys.exit(REQUEUE_EXIT_CODE)  # stopped by a signal: start it again, with --resume
+
+
+def build_model(cfg: Any) -> nn.Module:
+    with naming("train.device"):
+        device = choose_device(cfg.train.device)
+    return instantiate(cfg.model).to(device)
+
+
+def load_weights(cfg: Any, model: nn.Module, resume: bool) -> None:
+    """Load what is to be evaluated: train.init_checkpoint, or with `resume` the last checkpoint."""
+    checkpointer, weights = Checkpointer(model, cfg.train.output_dir), cfg.train.init_checkpoint
+    if resume and not (weights or checkpointer.has_any()):
+        raise FileNotFoundError(
+            f"there is no checkpoint in {os.path.abspath(cfg.train.output_dir)}: name one with "
+            "train.init_checkpoint, or another train.output_dir"
+        )
+    if not (resume or weights):
+        logger.warning(
+            "No weights are given (train.init_checkpoint, or --resume): the model is used as it is "
+            "made"
+        )
+    checkpointer.resume_or_load(weights, resume=resume)
 
 
 def build_schedule(cfg: Any) -> ParamScheduler:
@@ -156,17 +189,18 @@ def main(args: argparse.Namespace) -> None:
     default_setup(cfg, args)
     warn_of_mistyped_keys(cfg)
     if args.eval_only:
-        model = instantiate(cfg.model).to(choose_device(cfg.train.device))
-        checkpointer = Checkpointer(model, cfg.train.output_dir)
-        checkpointer.resume_or_load(cfg.train.init_checkpoint, resume=args.resume)
-        do_test(cfg, model)
+        model = build_model(cfg)
+        load_weights(cfg, model, args.resume)
+        do_test(cfg, model, "evaluation.json")  # a run's own results stay as they are
     else:
         do_train(cfg, decide_resume(args.resume, cfg.train.output_dir))
 
 
 if __name__ == "__main__":
     sys.path.insert(0, os.getcwd())  # what configs of projects in this folder import
-    args = default_argument_parser(EXAMPLES).parse_args()
+    parser = default_argument_parser(EXAMPLES)
+    parser.description = "Train or evaluate what a Python config describes."
+    args = parser.parse_args()
     with mistakes_in_one_line():
         read_config(args)  # a mistake in it is one message, however many processes there shall be
         launch(

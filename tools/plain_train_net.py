@@ -8,6 +8,7 @@ checkpoint. It trains a small network on the digits that scikit-learn's package 
 import argparse
 import math
 import os
+import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # beside another job, spinning costs 15 ×
 
@@ -24,6 +25,7 @@ from engine.events import (
     TensorboardXWriter,
     get_event_storage,
 )
+from engine.startup import mistakes_in_one_line
 from engine.utils.logger import setup_logger
 
 WRITE_PERIOD, SAVE_PERIOD = 20, 200
@@ -65,6 +67,8 @@ def train(model: nn.Module, loader: TrainLoader, args: argparse.Namespace) -> No
     checkpointer = Checkpointer(model, args.output_dir, optimizer=optimizer)
     loaded = checkpointer.resume_or_load("", resume=args.resume)
     start_iter = loaded.get("iteration", -1) + 1
+    logger = setup_logger(args.output_dir)  # only now: the folder is this program's
+    logger.info("Training from iteration %d to %d", start_iter, args.max_iter)
     writers = [
         CommonMetricPrinter(args.max_iter),
         JSONWriter(os.path.join(args.output_dir, "metrics.json")),
@@ -97,21 +101,29 @@ def train(model: nn.Module, loader: TrainLoader, args: argparse.Namespace) -> No
                 checkpointer.save(f"model_{storage.iter:07d}", iteration=storage.iter)
         for writer in writers:
             writer.close()
+    logger.info("Accuracy on the test set: %.2f %%", evaluate(model))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output-dir", default="output/plain")
     parser.add_argument("--max-iter", type=int, default=600)
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
-    os.makedirs(args.output_dir, exist_ok=True)
-    logger = setup_logger(args.output_dir)
+    if args.max_iter < 1:
+        parser.error(f"--max-iter must be 1 or more, got {args.max_iter}")
+    try:
+        os.makedirs(args.output_dir, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"{args.output_dir} cannot be made ({error.strerror}): name another --output-dir")
+    setup_logger()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = Digits()
-    train(model, build_train_loader(get_dataset("digits_train"), total_batch_size=64, seed=0), args)
-    logger.info("Accuracy on the test set: %.2f %%", evaluate(model))
+    loader = build_train_loader(get_dataset("digits_train"), total_batch_size=64, seed=0)
+    with mistakes_in_one_line():
+        train(Digits(), loader, args)
 
 
 if __name__ == "__main__":

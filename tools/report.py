@@ -27,8 +27,14 @@ if __name__ == "__main__":
     args = parser.parse_args()
     try:
         page = build_page(read_runs(args.folders))
-        with atomic_write(args.output, "w") as file:
-            file.write(page)
     except (OSError, ValueError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
+    try:
+        with atomic_write(args.output, "w") as file:
+            file.write(page)
+    except OSError as error:
+        sys.exit(
+            f"{args.output} cannot be written ({error.strerror}): give -o a file in a folder that "
+            "is there and may be written to"
+        )
     print(f"Wrote {args.output} ({len(page.encode()) / 1e6:.2f} MB)")

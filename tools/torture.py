@@ -34,8 +34,9 @@ from typing import Any
 from compare_runs import DIFFERENCES, Comparison
 from tabulate import tabulate
 
-from engine.config import ConfigError, get_cfg
+from engine.config import get_cfg
 from engine.data import MetadataCatalog
+from engine.startup import mistakes_in_one_line
 from engine.utils.cpu_bfloat16 import has_working_bfloat16_kernels
 
 TRAIN_NET = Path(__file__).with_name("train_net.py")
@@ -295,7 +296,10 @@ def report(runs: list[Run], comparisons: list[Comparison]) -> str:
 def main(args: argparse.Namespace, arguments: list[str], folder: Path) -> bool:
     """Run it all below a folder, and print what comes out; returns whether nothing differs."""
     make = partial(Run, arguments, fresh=args.fresh, timeout=args.timeout)
-    reference = make(folder=folder / "reference")
+    try:
+        reference = make(folder=folder / "reference")
+    except OSError as error:
+        sys.exit(f"{error.filename} cannot be made ({error.strerror}): name another --output-dir")
     seconds = run_undisturbed(reference)
     if not reference.is_finished:
         sys.exit(f"the undisturbed run failed: {reference.failure}")
@@ -342,12 +346,14 @@ if __name__ == "__main__":
     parser.add_argument("--output-dir", help="folder for all runs, kept; else a temporary one")
     parser.add_argument("opts", nargs="*", default=[], metavar="KEY VALUE", help="overrides")
     args = parser.parse_intermixed_args()
+    if args.kills < 1:
+        parser.error("--kills must be 1 or more: without a kill there is nothing to compare")
+    if args.jobs < 1:
+        parser.error("--jobs must be 1 or more: without a run there is nothing to kill")
     sys.path.insert(0, os.getcwd())  # trainers of projects in this folder
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # such that no job is left behind
-    try:
+    with mistakes_in_one_line():
         arguments = job_arguments(args.config_file, args.opts)
-    except (ConfigError, FileNotFoundError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
     folder = Path(args.output_dir or tempfile.mkdtemp(prefix="torture-"))
     is_exact = main(args, arguments, folder)
     if is_exact and not args.output_dir:

@@ -2,7 +2,7 @@
 """Train or evaluate what a config describes.
 
     python tools/train_net.py --config-file configs/digits/cnn.yaml
-    python tools/train_net.py --config-file configs/digits/cnn.yaml SOLVER.BASE_LR 0.02 --resume
+    python tools/train_net.py --config-file configs/digits/cnn.yaml SOLVER.MAX_ITER 900 --resume
     python tools/train_net.py --config-file … --eval-only MODEL.WEIGHTS=output/model_final.pth
     python tools/train_net.py --config-file … --num-gpus 8 --max-restarts 3
     torchrun --nproc-per-node 8 tools/train_net.py --config-file …
@@ -75,6 +75,7 @@ def main(args: argparse.Namespace) -> Any:
 if __name__ == "__main__":
     sys.path.insert(0, os.getcwd())  # trainers of projects in this folder
     parser = default_argument_parser()
+    parser.description = "Train or evaluate what a config describes."
     parser.add_argument(
         "--print-config-template", action="store_true", help="print all keys with what they mean"
     )

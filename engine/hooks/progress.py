@@ -14,7 +14,8 @@ from engine.utils.periods import is_due, read_period
 
 
 class ProgressBar(HookBase):
-    """Shows a bar with the time to the end and, every `period`, the losses and accuracies.
+    """Shows a bar with the time to the end and, every `period`, the losses and accuracies that
+    the line has room for.
 
     Only on a terminal; there the lines of CommonMetricPrinter go to the log file alone.
     """
@@ -48,7 +49,8 @@ class ProgressBar(HookBase):
             values = self.trainer.storage.latest_with_smoothing_hint()
             shown = [name for name in values if "loss" in name or "acc" in name]
             labels = _short_names(shown)
-            self._bar.set_postfix({labels[name]: f"{values[name][0]:.4g}" for name in shown})
+            entries = [f"{labels[name]}={values[name][0]:.4g}" for name in shown]
+            self._bar.set_postfix_str(_fitting(entries, self._bar))
 
     def after_train(self) -> None:
         if self._bar is not None:
@@ -61,9 +63,21 @@ class ProgressBar(HookBase):
 def _has_screen() -> bool:
     """Whether stdout is a terminal with a size: on others, as containers may have, no bar shows."""
     try:
-        return sys.stdout.isatty() and all(os.get_terminal_size(sys.stdout.fileno()))
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: it was closed (`>&-`)
+        return is_terminal and all(os.get_terminal_size(sys.stdout.fileno()))
     except OSError:
         return False
+
+
+def _fitting(entries: list[str], bar: Any) -> str:
+    """Those that leave a bar of ten characters or more in its line."""
+    state, kept = bar.format_dict, ""
+    for entry in entries:
+        longer = f"{kept}, {entry}" if kept else entry
+        line = bar.format_meter(**{**state, "postfix": longer, "ncols": None})  # with a bar of ten
+        if not state["ncols"] or len(line) <= state["ncols"]:
+            kept = longer
+    return kept
 
 
 def _short_names(names: list[str]) -> dict[str, str]:

@@ -7,6 +7,9 @@ import numpy as np
 LOWER_IS_BETTER = ("loss", "error", "time", "perplexity")
 """Parts of the names of metrics whose best value is the lowest."""
 
+WITHOUT_BEST = ("eta_seconds", "lr")
+"""Metrics of which no value is better than another."""
+
 Point = tuple[int, float | None]
 """An iteration and a value; None if that is not finite."""
 
@@ -18,7 +21,7 @@ class Curve:
     points: list[Point]
     means: list[Point]  # over a bucket each, to be smoothed; empty if `points` are all there are
     last: Point
-    best: Point  # its value is None if none is finite
+    best: Point | None  # its value is None if none is finite
 
 
 def is_lower_better(name: str) -> bool:
@@ -39,7 +42,7 @@ def make_curve(name: str, iterations: np.ndarray, values: np.ndarray, buckets: i
         points=_points(iterations[places], values[places]),
         means=_points(at, means) if len(places) < len(values) else [],
         last=_points(iterations[[-1]], values[[-1]])[0],
-        best=_points(iterations[[best]], values[[best]])[0],
+        best=None if name in WITHOUT_BEST else _points(iterations[[best]], values[[best]])[0],
     )
 
 

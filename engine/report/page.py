@@ -7,7 +7,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from engine.report.curves import LOWER_IS_BETTER, Curve, Point, is_lower_better
+from engine.report.curves import LOWER_IS_BETTER, WITHOUT_BEST, Curve, Point, is_lower_better
 from engine.report.runs import Run
 
 # Okabe and Ito's, which all kinds of colour vision tell apart; those that are pale on white last.
@@ -30,6 +30,7 @@ def build_page(runs: Sequence[Run]) -> str:
         runs="\n".join(_heading(run, place) for place, run in enumerate(runs)),
         table=_table_of_values(runs),
         lower=", ".join(LOWER_IS_BETTER),
+        without=" and ".join(WITHOUT_BEST),
         config=_config([run for run in runs if run.config]),
         data=data.replace("<", "\\u003c"),  # without it, nothing ends a script element
     )
@@ -86,13 +87,12 @@ def _table_of_values(runs: Sequence[Run]) -> str:
     rows = []
     for name in _metrics(runs):
         curves = [run.curves.get(name) for run in runs]
-        direction = "min" if is_lower_better(name) else "max"
-        bests = [curve.best[1] for curve in curves if curve and curve.best[1] is not None]
-        winner = (min if is_lower_better(name) else max)(bests, default=None)
+        direction = "" if name in WITHOUT_BEST else "min" if is_lower_better(name) else "max"
+        bests = [curve.best for curve in curves if curve and curve.best]
+        values = [value for _, value in bests if value is not None] if len(runs) > 1 else []
+        winner = (min if is_lower_better(name) else max)(values, default=None)
         cells = "".join(
-            _cell(curve.last) + _cell(curve.best, wins=len(runs) > 1 and curve.best[1] == winner)
-            if curve
-            else "<td></td><td></td>"
+            _cell(curve.last) + _cell(curve.best, winner) if curve else "<td></td><td></td>"
             for curve in curves
         )
         title = f'<th scope="row">{escape(name)}</th><td>{direction}</td>'
@@ -105,11 +105,13 @@ def _sortable(title: str) -> str:
     return f'<th scope="col"><button type="button">{title}</button></th>'
 
 
-def _cell(point: Point, wins: bool = False) -> str:
+def _cell(point: Point | None, winner: float | None = None) -> str:
+    if point is None:
+        return "<td></td>"
     iteration, value = point
     if value is None:
         return "<td>not finite</td>"
-    text = f"<b>{value:.6g}</b>" if wins else f"{value:.6g}"
+    text = f"<b>{value:.6g}</b>" if value == winner else f"{value:.6g}"
     return f'<td data-value="{value}">{text} <small>at {iteration}</small></td>'
 
 

@@ -14,6 +14,7 @@ from engine.config.yaml_text import load_yaml
 from engine.report.curves import Curve, make_curve
 from engine.report.metrics import read_metrics
 from engine.utils.flatten import flatten
+from engine.utils.lengths import parse_length
 
 MOST_POINTS = 400_000  # on a page, about: 8 MB
 MOST_BUCKETS = 250  # of a curve: more than a chart has room for
@@ -94,13 +95,16 @@ def _progress(folder: Path, last: int, settings: dict[str, Any]) -> str:
     if last < 0:
         return "no metrics yet"
     max_iter = settings.get("SOLVER.MAX_ITER", settings.get("train.max_iter"))
-    done = f"{last} of {max_iter}" if max_iter else str(last)
+    length, epochs = parse_length(max_iter) or (0, 0.0)
+    done = f"{last} of {length}" if length else str(last)
+    if epochs:
+        done = f"{last} (run of {max_iter})"
     checkpoint = _read(folder / "last_checkpoint").strip()
     if checkpoint.removesuffix(".pth").endswith("_final"):
         saved = Manifest(str(folder)).records().get(checkpoint, {}).get("iteration", last)
         if last <= saved + 1:  # else it is trained further; results have the iteration after
             return f"{done}, finished"
-    is_on_its_way = checkpoint or (isinstance(max_iter, int) and last + 1 < max_iter)
+    is_on_its_way = checkpoint or last + 1 < length
     return f"{done}, not finished" if is_on_its_way else done
 
 

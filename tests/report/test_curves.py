@@ -62,12 +62,16 @@ def test_means_of_buckets_are_there_to_be_smoothed():
         ("data_time", 1.0),
         ("perplexity", 1.0),
         ("accuracy", 3.0),
-        ("lr", 3.0),
     ],
 )
 def test_the_best_is_the_lowest_or_the_highest_as_the_name_says(name, best):
     values = np.array([2.0, 1.0, math.nan, 3.0])
     assert make_curve(name, np.arange(4), values, 10).best[1] == best
+
+
+@pytest.mark.parametrize("name", ["lr", "eta_seconds"])
+def test_some_metrics_have_no_best_value(name):
+    assert make_curve(name, np.arange(2), np.arange(2.0), 10).best is None
 
 
 def test_a_metric_that_was_never_finite_has_no_best_value():

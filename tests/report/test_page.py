@@ -85,13 +85,17 @@ def test_runs_have_colours_and_then_dashes_of_their_own(show):
 
 
 def test_the_table_has_last_and_best_of_each_metric_and_run(show):
-    rows = [{"iteration": 1, "loss": 0.5, "acc": 7.0}, {"iteration": 2, "loss": 0.75, "acc": None}]
+    rows = [
+        {"iteration": 1, "loss": 0.5, "acc": 7.0, "lr": 0.1},
+        {"iteration": 2, "loss": 0.75, "acc": None},
+    ]
     page = show({"x": (rows, ""), "y": ([{"iteration": 3, "loss": 0.25}], "")})
     assert page.tables["values"] == [
         ["", "x", "y"],
         ["metric", "best is", "last", "best", "last", "best"],
         ["loss", "min", "0.75 at 2", "0.5 at 1", "0.25 at 3", "0.25 at 3"],
         ["acc", "max", "not finite", "7 at 1", "", ""],
+        ["lr", "", "0.1 at 1", "", "", ""],
     ]
 
 

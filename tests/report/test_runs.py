@@ -67,6 +67,13 @@ def test_whether_a_run_is_finished_follows_from_its_last_checkpoint(
     assert read_runs([folder])[0].facts["iteration"] == expected
 
 
+def test_epochs_are_not_taken_for_iterations(make_run):
+    folder = make_run(
+        "run", [{"iteration": 440, "loss": 1.0}], config_yaml="SOLVER: {MAX_ITER: 20 epoch}"
+    )
+    assert read_runs([folder])[0].facts["iteration"] == "440 (run of 20 epoch)"
+
+
 def test_a_run_that_has_written_nothing_yet_is_shown(make_run):
     (run,) = read_runs([make_run("new", [])])
     assert run.facts["iteration"] == "no metrics yet"

@@ -16,7 +16,7 @@ def run_tool(monkeypatch, own_loggers):
     def run(name, *arguments):
         script = str(TOOLS / name)
         monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setattr(sys, "path", [str(TOOLS), *sys.path])
         return runpy.run_path(script, run_name="__main__")
 
     return run

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ def test_one_task_prints_one_thing(run_tool, capsys):
     run_tool("analyze_model.py", "--config-file", CONFIG, "--tasks", "structure")
     assert "Linear(in_features=64" in (printed := capsys.readouterr().out)
     assert "FLOPs" not in printed
+
+
+def test_what_it_prints_may_be_read_in_part(start_tool):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = start_tool("analyze_model.py", "--config-file", CONFIG, stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_mistake_is_one_line(run_tool):

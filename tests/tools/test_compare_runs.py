@@ -91,6 +91,20 @@ def test_equal_folders_have_no_differences(folders):
     assert compare_runs["Comparison"](*folders).counts == {}
 
 
+def test_a_run_with_nan_does_not_differ_from_itself(folders):
+    first, second = folders
+    writer = TensorboardXWriter(str(first))
+    with EventStorage(14) as storage:
+        storage.put_scalars(loss=float("nan"), accuracy=-0.0, smoothing_hint=False)
+        writer.write()
+    writer.close()
+    assert compare_runs["Comparison"](first, first).counts == {}
+    assert compare_runs["Comparison"](first, second).notes["TensorBoard points missing"] == [
+        "loss = nan at 14",
+        "accuracy = -0.0 at 14",
+    ]
+
+
 def test_what_differs_is_counted_and_named(folders):
     first, second = folders
     torch.save({"model": {"w": -torch.ones(2)}, "iteration": 9}, second / "model_final.pth")
@@ -151,4 +165,25 @@ def test_two_folders_are_compared_on_the_command_line(run_tool, folders, capsys)
     assert run(first, second) == (0, "nothing differs\n")
     (second / "metrics.json").unlink()
     assert run(first, second) == (1, "  2 iterations missing:\n    4\n    9\n")
-    assert run(first, second / "none") == (f"there is no folder {second / 'none'}", "")
+    assert run(first, second / "none") == (2, "")
+
+
+def test_what_cannot_be_read_is_named(start_tool, folders, tmp_path):
+    first, second = folders
+    nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
+    empty.mkdir()
+
+    def error(other):
+        ended = start_tool("compare_runs.py", first, other)
+        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+        return ended.stderr
+
+    assert error(nowhere) == f"there is no folder {nowhere}\n"
+    assert error(empty).startswith(f"{empty} holds no run")
+    (second / "metrics.json").write_text('{"iteration": 4}\n{"loss": 1.0}\n')
+    assert error(second).startswith(f"{second / 'metrics.json'}: a line has no iteration")
+    (second / "metrics.json").write_bytes(b"\x80\n")
+    assert str(second / "metrics.json") in error(second)
+    (second / "results.json").write_text("")
+    (second / "metrics.json").write_text('{"iteration": 4}\n{"iter')  # being written
+    assert str(second / "results.json") in error(second)

@@ -36,6 +36,7 @@ def test_it_trains_evaluates_and_saves_what_the_config_says(train, tmp_path):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names >= {"config.yaml", "metrics.json", "model_0000009.pth", "model_final.pth"}
     assert "copypaste: accuracy,loss" in text
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["classification"]
     assert weights(tmp_path / "out")["layers.1.weight"].shape == (16, 64)
 
 
@@ -45,6 +46,7 @@ def test_it_trains_evaluates_and_saves_what_the_config_says(train, tmp_path):
         ("train.max_iterr=3", "set train.max_iterr: there is no such key; did you mean train.max_"),
         ("train.max_iter=abc", "cannot set train.max_iter: it is 20, not a word like 'abc'"),
         ("train.max_iter=3ab", "expected a number of iterations or '2 epoch', got '3ab'"),
+        ("train.max_iter=-4", "train.max_iter: expected 1 iteration or more, got -4"),
         ("optimizer.lr=abc", "cannot set optimizer.lr: it is 0.1, not a word like 'abc'"),
         ("lr_multiplier._target_=builtins.dict", "must be a ParamScheduler of fvcore.*: got {"),
         ("lr_multiplier._target_=torch.optim.lr_scheduler.StepLR", "fvcore.*: StepLR.__init__"),
@@ -104,6 +106,7 @@ def test_help_is_about_python_configs(run_tool, capsys):
     with pytest.raises(SystemExit):
         run_tool("lazyconfig_train_net.py", "--help")
     text = capsys.readouterr().out
+    assert "Train or evaluate what a Python config describes." in text
     assert "optimizer.lr=0.01" in text
     assert not any(word in text for word in ("YAML", "SOLVER", "MODEL.WEIGHTS", "KEY VALUE"))
 
@@ -132,7 +135,21 @@ def test_eval_only_evaluates_the_given_weights(train, tmp_path):
     text = train("--eval-only", f"train.init_checkpoint={weights_file}", to="eval")
     assert last_results(text) == trained
     assert not (tmp_path / "eval" / "model_final.pth").exists()
+    results = (tmp_path / "out" / "results.json").read_text()
     assert last_results(train("--eval-only", "--resume")) == trained
+    assert (tmp_path / "out" / "evaluation.json").read_text() == results
+
+
+def test_eval_only_without_weights_is_warned_of_or_refused(train):
+    assert "No weights are given (train.init_checkpoint, or --resume)" in train("--eval-only")
+    with pytest.raises(SystemExit, match=r"^FileNotFoundError: there is no checkpoint in .*/out:"):
+        train("--eval-only", "--resume")
+
+
+def test_a_run_is_not_resumed_to_fewer_iterations_than_are_done(train):
+    train()
+    with pytest.raises(SystemExit, match=r"train.max_iter is 10, but 20 iterations are done"):
+        train("train.max_iter=10", "--resume")
 
 
 def test_mixed_precision_is_switched_by_an_override(train, tmp_path):

@@ -30,7 +30,12 @@ def test_bad_input_is_told_in_one_line(run_tool, folder, tmp_path):
     assert f"{tmp_path / 'none'} is not a folder: give" in refusal(tmp_path / "none")
     assert f"{tmp_path / 'metrics.json'} is not there: give" in refusal(tmp_path)
     assert "is given twice" in refusal(folder, folder)
-    assert "No such file" in refusal(folder, "-o", tmp_path / "none" / "page.html")
+    page = tmp_path / "none" / "page.html"
+    assert refusal(folder, "-o", page).startswith(
+        f"{page} cannot be written (No such file or directory): give -o a file in a folder"
+    )
+    assert f"{folder} cannot be written (Is a directory)" in refusal(folder, "-o", folder)
+    assert not list(tmp_path.glob("*.tmp"))
     (folder / "config.yaml").write_text("a: [")
     assert "config.yaml, line 1: not valid YAML" in refusal(folder)
     (folder / "metrics.json").write_text('{"itera\n{"iteration": 4, "loss": 0.5}\n')

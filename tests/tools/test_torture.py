@@ -1,9 +1,12 @@
 import random
 import re
 import runpy
+import signal
 from pathlib import Path
 
 import pytest
+
+from engine.config import CfgNode
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "digits" / "cnn.yaml"
@@ -67,3 +70,25 @@ def test_a_mistyped_override_is_one_message(start_tool):
     failed = start_tool("torture.py", "--config-file", CONFIG, "SOLVER.BASE_LRR=1")
     assert failed.returncode == 1
     assert failed.stderr.startswith("ConfigError: command line: unknown key SOLVER.BASE_LRR")
+
+
+def test_no_kills_and_a_folder_that_cannot_be_made_are_refused(start_tool, tmp_path):
+    failed = start_tool("torture.py", "--config-file", CONFIG, "--kills", 0)
+    assert failed.returncode == 2
+    assert "--kills must be 1 or more: without a kill there is nothing" in failed.stderr
+    (tmp_path / "file").touch()
+    failed = start_tool("torture.py", "--config-file", CONFIG, "--output-dir", tmp_path / "file")
+    assert failed.returncode == 1
+    assert failed.stderr == (
+        f"{tmp_path}/file/reference cannot be made (Not a directory): name another --output-dir\n"
+    )
+
+
+def test_a_config_that_may_not_be_read_is_one_line(run_tool, tmp_path, monkeypatch):
+    def refuse(self, path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(CfgNode, "merge_from_file", refuse)  # root may read all files
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit, match=r"^PermissionError: .*Permission denied: 'cfg.yaml'$"):
+        run_tool("torture.py", "--config-file", "cfg.yaml")

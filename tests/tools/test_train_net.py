@@ -247,6 +247,12 @@ def test_weights_that_would_run_code_are_refused_in_one_line(start_tool, config,
     assert "weights_only" not in failed.stderr + failed.stdout
 
 
+def test_help_says_what_the_program_does(run_tool, capsys):
+    with pytest.raises(SystemExit):
+        run_tool("train_net.py", "--help")
+    assert "Train or evaluate what a config describes." in capsys.readouterr().out
+
+
 def test_the_template_may_be_read_in_part(start_tool):
     reader, writer = os.pipe()
     os.close(reader)
