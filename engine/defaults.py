@@ -76,7 +76,7 @@ from engine.startup import (
     write_config,
 )
 from engine.train_loop import TrainerBase
-from engine.utils.claims import claim
+from engine.utils.claims import FolderInUseError, claim
 from engine.utils.default_property import default_property
 from engine.utils.logger import setup_logger
 from engine.utils.random_state import seeded
@@ -110,6 +110,8 @@ class DefaultTrainer(TrainerBase):
     It owns a SimpleTrainer or AMPTrainer that does the step. For something that does not fit, take
     a SimpleTrainer and put it together yourself: `tools/lazyconfig_train_net.py` shows how.
     """
+
+    _resumed_from: str | None = None  # the newest checkpoint, when it was looked for
 
     def __init__(self, cfg: CfgNode) -> None:
         super().__init__()
@@ -155,6 +157,7 @@ class DefaultTrainer(TrainerBase):
         """Go on from the last checkpoint in OUTPUT_DIR; without `resume`, or where there is none,
         start from the weights MODEL.WEIGHTS, if any."""
         resume = self.cfg.CHECKPOINT.AUTO_RESUME or resume
+        self._resumed_from = self.checkpointer.get_checkpoint_file() if resume else None
         self.checkpointer.resume_or_load(self.cfg.MODEL.WEIGHTS, resume=resume)
 
     def train(self) -> dict[str, Any]:  # type: ignore[override]
@@ -168,7 +171,13 @@ class DefaultTrainer(TrainerBase):
                 f"SOLVER.MAX_ITER is {self.max_iter}, but {self.start_iter} iterations are done of "
                 f"the run in {self.cfg.OUTPUT_DIR}: raise it, or do not resume"
             )
-        with claim(self.cfg.OUTPUT_DIR) if comm.is_main_process() else nullcontext():
+        with claim(self.cfg.OUTPUT_DIR) if comm.is_main_process() else nullcontext() as has_waited:
+            known = self._resumed_from
+            if has_waited and known not in (None, self.checkpointer.get_checkpoint_file()):
+                raise FolderInUseError(
+                    f"another run has saved checkpoints in {self.cfg.OUTPUT_DIR} since this one "
+                    "has looked there: start it again"
+                )
             super().train(self.start_iter, self.max_iter)
         results = self.last_eval_results
         if not (self.has_advanced or results):  # the run was complete, as after a restart

@@ -131,7 +131,6 @@ def _find_machine_0(
 
 def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: timedelta) -> Any:
     from torch.distributed.elastic.multiprocessing.errors import record
-    from torch.distributed.rendezvous import rendezvous
 
     if dist.is_initialized():
         raise FlagError(
@@ -145,13 +144,7 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     comm.timeout = timeout
     backend = BACKENDS[set_current_device(place.local_rank)]
-    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-    store.set_timeout(timeout)
-    # torchrun with --master-port keeps one store for all that comes: not what was there before.
-    # The restarts of several machines may be counted differently.
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if place.num_machines == 1 else "0"
-    store = dist.PrefixStore(f"launch {next(_launches)} restart {restart}", store)
-    comm.enter_world(backend, store=store, rank=rank, world_size=world_size)
+    comm.enter_world(backend, **_find_world(place, timeout))
     comm.create_local_process_group(place.local_size)
     comm.synchronize()
     atexit.register(end_in_time)  # now: it is called after those of the function's own
@@ -166,6 +159,19 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
     atexit.unregister(end_in_time)
     comm.leave_groups()
     return result
+
+
+def _find_world(place: Place, timeout: timedelta) -> dict[str, Any]:
+    """Arguments of `init_process_group`. Who keeps the store keeps its port from another launch."""
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    # torchrun with --master-port keeps one store for all that comes: not what was there before.
+    # The restarts of several machines may be counted differently.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if place.num_machines == 1 else "0"
+    store = dist.PrefixStore(f"launch {next(_launches)} restart {restart}", store)
+    return {"store": store, "rank": rank, "world_size": world_size}
 
 
 def _leave(world: dist.ProcessGroup | None) -> None:

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import torch
@@ -25,7 +25,7 @@ from engine.mistakes import MISTAKES
 from engine.parallel import comm
 from engine.parallel.device import kind_and_backend
 from engine.parallel.watch import LaunchError
-from engine.utils.claims import keep_claim
+from engine.utils.claims import claim
 from engine.utils.disk import check_free_space, state_size
 from engine.utils.environment import (
     collect_env_info,
@@ -130,7 +130,8 @@ def default_setup(cfg: Any, args: Any) -> None:
         _make_writable(output_dir)
         # Of arguments that do not say it, it is not known whether this run will train.
         if hasattr(args, "eval_only") and not is_evaluation:
-            keep_claim(output_dir)  # before anything there is read or changed
+            with claim(output_dir):  # nobody else is in it, before anything there changes
+                pass
     comm.synchronize()
     for name in ("fvcore", "engine"):
         setup_logger(output_dir or None, rank, name=name)
@@ -262,7 +263,8 @@ def _make_writable(folder: str) -> None:
             with PathManager.open(probe, "w") as file:
                 file.write("There is space.")
         finally:
-            PathManager.rm(probe)
+            with suppress(FileNotFoundError):
+                PathManager.rm(probe)
     except OSError as error:
         raise PermissionError(
             error.errno, f"OUTPUT_DIR cannot be written to ({error.strerror}); name another", folder

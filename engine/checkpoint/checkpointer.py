@@ -156,7 +156,8 @@ class Checkpointer(FvcoreCheckpointer):
         A damaged checkpoint is named in a warning, and the one before it is used: by all ranks,
         all of which must call this.
         """
-        candidates = comm.all_gather(self._newest_first())[0] if resume else []
+        names = comm.all_gather(self._newest_names())[0] if resume else []
+        candidates = [os.path.join(self.save_dir, name) for name in names]  # of this machine
         for number, candidate in enumerate(candidates):
             try:
                 checkpoint = self._read(candidate, is_joint=True)
@@ -187,7 +188,7 @@ class Checkpointer(FvcoreCheckpointer):
 
     def has_any(self) -> bool:
         """Whether there is a checkpoint in `save_dir` to resume from."""
-        return bool(self._newest_first())
+        return bool(self._newest_names())
 
     def begin_run(self) -> None:
         """Have a resume no longer go on from what an earlier run has left in the folder.
@@ -237,7 +238,8 @@ class Checkpointer(FvcoreCheckpointer):
             self._refuse_nonfinite(state)
             if is_main:
                 self._tidy_folder()
-        written = comm.all_gather(temporary_name(path))[0]
+        name = comm.all_gather(os.path.basename(temporary_name(path)))[0]
+        written = os.path.join(self.save_dir, name)
         try:
             write_sharded(written, state, tied_parameters(self.model))
             with joint_errors():
@@ -284,6 +286,9 @@ class Checkpointer(FvcoreCheckpointer):
         except Exception as error:
             warn_of_failed_save(path, error)
             raise
+
+    def _newest_names(self) -> list[str]:
+        return [os.path.relpath(path, self.save_dir) for path in self._newest_first()]
 
     def _newest_first(self) -> list[str]:
         """The tagged checkpoint, then the periodic ones: first its own run's, by iteration."""

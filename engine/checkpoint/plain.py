@@ -39,7 +39,7 @@ def as_plain(value: Any, where: str, copy: CopyTensor | None = None) -> Any:
             plain = OrderedDict(plain)
             plain._metadata = as_plain(dict(value._metadata), f"{where}._metadata")
         return Counter(plain) if type(value) is Counter else plain
-    if type(value) is set:
+    if type(value) is set and torch.__version__ >= "2.6":  # older ones would not load it
         return {as_plain(one, where) for one in value}
     if type(value) in (list, tuple):
         return type(value)(as_plain(one, f"{where}[{i}]", copy) for i, one in enumerate(value))

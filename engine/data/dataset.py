@@ -6,8 +6,8 @@ import itertools
 import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -118,8 +118,8 @@ class MapDataset(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if isinstance(self.map_func, _ByValue):
-            self.map_func = pickle.loads(self.map_func.pickled)
+        if isinstance(kept := state.get("map_func"), _ByValue):
+            self.map_func = kept.function
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -218,18 +218,21 @@ class ToIterableDataset(IterableDataset[Any]):
 
 @dataclass(frozen=True)
 class _ByValue:
-    """A function that the standard library refuses to pickle, as it does a lambda."""
+    """A function that has no name to be pickled by; copies of a data set share it."""
 
-    pickled: bytes
+    function: Callable[..., Any]
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return pickle.loads, (cloudpickle.dumps(self.function),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_ByValue":
+        return self
 
 
 def _as_picklable(function: Callable[..., Any]) -> Any:
-    try:
-        pickle.dumps(function)
-    except Exception:
-        with suppress(Exception):  # such as of what only processes can hand on
-            return _ByValue(cloudpickle.dumps(function))
-    return function
+    named = function.func if isinstance(function, partial) else function
+    named = named if hasattr(named, "__qualname__") else type(named)
+    return _ByValue(function) if "<" in named.__qualname__ else function  # <lambda>, <locals>
 
 
 def _has_generator(map_func: Callable[..., Any]) -> bool:

@@ -27,6 +27,7 @@ class MediaQueue:
         self._count = 0  # of all that were ever put
         self._iteration: int | None = None  # of the last one
         self._taken_at = -1  # the iteration in which a reader has had some
+        self._shown = 0  # of all, how many `all` has given
         self._read: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # of them, by reader
 
     def put(self, entry: tuple[Any, ...], iteration: int) -> None:
@@ -57,9 +58,11 @@ class MediaQueue:
         return list(self._entries)[-new:] if new else []
 
     def all(self, iteration: int) -> list[tuple[Any, ...]]:
-        """All that wait, without what known readers have had in an earlier iteration."""
+        """All that wait, without what it has given before and known readers have had in an earlier
+        iteration."""
         if self._read and iteration != self._taken_at:
-            self.drop_read()
+            self._drop_first(min(self._shown, *self._read.values()))
+        self._shown = self._count
         return list(self._entries)
 
     def drop_read(self) -> None:

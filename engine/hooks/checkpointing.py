@@ -95,6 +95,10 @@ class PeriodicCheckpointer(HookBase):
 
     def _refuse_states_that_cannot_be_saved(self) -> None:
         """Now, and not when many iterations are done."""
+        saved = self.checkpointer.checkpointables.values()
+        saves_hooks = any(hasattr(one, "_hook_list") for one in saved)
+        if not (saves_hooks and self.checkpointer.save_dir and self.checkpointer.save_to_disk):
+            return
         try:
             states = self.trainer._hook_list.state_dict()
         except Exception:  # some may have one only when a step was done

@@ -140,13 +140,13 @@ def reduce_dict(
     tensors = [input_dict[name].detach() for name in names]
     kinds = [
         torch.promote_types(tensor.dtype, torch.float32)
-        if tensor.is_floating_point()
+        if tensor.is_floating_point() or tensor.is_complex()
         else (torch.float64 if average else torch.int64)
         for tensor in tensors
     ]
     dtype = functools.reduce(torch.promote_types, kinds)
-    if dtype.is_floating_point and torch.int64 in kinds:
-        dtype = torch.float64  # float32 would round the integers
+    if torch.int64 in kinds and dtype != torch.int64:  # float32 would round the integers
+        dtype = torch.promote_types(dtype, torch.float64)
     packed = torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
     dist.all_reduce(packed, group=gloo_group() if packed.is_cpu else None)
     if average:

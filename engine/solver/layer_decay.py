@@ -91,7 +91,8 @@ class LayerDecay:
 
     def _find_backbone(self, names: list[str]) -> str:
         found = filter(None, map(_BACKBONE.match, names))
-        return next((one[0] for one in found if self._layer(one.string, one[0])), "")
+        backbones = {one[0] for one in found if self._layer(one.string, one[0])}
+        return backbones.pop() if len(backbones) == 1 else ""
 
     def _layer(self, name: str, prefix: str = "") -> str:
         """The beginning of the name that says which layer, or '' where there is none."""

@@ -6,7 +6,7 @@ from collections import deque
 from contextlib import suppress
 from typing import IO
 
-from engine.utils.files import PathManager
+from engine.utils.files import PathManager, is_remote
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class AppendFile:
         self._torn = 0  # bytes at the end of the file that are a part of an entry
         self._dropped = 0
         self._is_failing = False
+        self._has_inodes = not is_remote(path)
 
     def open(self) -> None:
         """Open it now, with an error where that fails; else the first write does."""
@@ -74,7 +75,9 @@ class AppendFile:
             if waiting and self._file is not None and not self._is_in_place(self._file):
                 was_gone = True
                 self._file.close()
-                self._file, self._torn = None, 0
+                self._torn = 0
+                self._file = self._open()
+                self._has_inodes = self._is_in_place(self._file)  # not so on some network disks
             while waiting:
                 if self._file is None:
                     self._file = self._open()
@@ -108,7 +111,7 @@ class AppendFile:
         return file
 
     def _is_in_place(self, file: IO[bytes]) -> bool:
-        if "://" in self._path:
+        if not self._has_inodes:
             return True
         try:
             return os.path.samestat(os.stat(self._path), os.fstat(file.fileno()))

@@ -16,56 +16,30 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0  # seconds: a run that was told to stop may still be saving
 
-_kept: int | None = None  # the file of a claim that `keep_claim` has made
-
 
 class FolderInUseError(RuntimeError):
     """Another process holds the claim on a folder."""
 
 
 @contextmanager
-def claim(folder: str) -> Iterator[None]:
-    """Be the only process that runs in a folder; waits a while for one that is about to end.
+def claim(folder: str) -> Iterator[bool]:
+    """Be the only process that runs in a folder; waits a while for one that is about to end, and
+    gives whether there was one.
 
     The claim ends with the process, however that ends, also on another machine. Where the file
     system has no locks, there are no claims.
     """
-    file = _take(folder)
-    try:
-        yield
-    finally:
-        if file is not None:
-            os.close(file)  # with which all locks of this process on it end
-        _drop_kept()
-
-
-def keep_claim(folder: str) -> None:
-    """As `claim`, until the next one of this process ends: what is read in the folder before a run
-    begins is then still true when it does."""
-    global _kept
-    _drop_kept()
-    _kept = _take(folder)
-
-
-def _drop_kept() -> None:
-    global _kept
-    if _kept is not None:
-        os.close(_kept)
-        _kept = None
-
-
-def _take(folder: str) -> int | None:
     if not folder or (file := _open(folder)) is None:
-        return None
+        yield False
+        return
     try:
-        _lock(file, folder)
-    except BaseException:
+        has_waited = _lock(file, folder)
+        with suppress(OSError):  # the disk may be full: then others are not told who it is
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield has_waited
+    finally:
         os.close(file)
-        raise
-    with suppress(OSError):  # the disk may be full: then others are not told who it is
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    return file
 
 
 def _open(folder: str) -> int | None:
@@ -77,7 +51,7 @@ def _open(folder: str) -> int | None:
         return None
 
 
-def _lock(file: int, folder: str) -> None:
+def _lock(file: int, folder: str) -> bool:
     end, is_told = monotonic() + PATIENCE, False
     while _is_held(file):
         owner = os.pread(file, 1000, 0).decode(errors="replace") or "another process"
@@ -89,6 +63,7 @@ def _lock(file: int, folder: str) -> None:
             logger.warning("Waiting %.0f s for %s: it trains in %s", PATIENCE, owner, folder)
             is_told = True
         sleep(0.1)
+    return is_told
 
 
 def _is_held(file: int) -> bool:

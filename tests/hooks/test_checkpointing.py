@@ -417,8 +417,9 @@ class Unsavable(HookBase):
 
 
 def test_a_state_that_cannot_be_saved_is_refused_before_the_first_step(model, batches, tmp_path):
-    saving = PeriodicCheckpointer(Checkpointer(model, tmp_path), 10)
-    trainer = make_trainer(model, batches, Unsavable(), saving)
+    trainer = make_trainer(model, batches, Unsavable())
+    checkpointer = Checkpointer(model, tmp_path, trainer=trainer)
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 10)])
     with pytest.raises(TypeError, match=r"trainer\['hooks'\]\['Unsavable'\]\['seen'\] is a coll"):
         trainer.train(0, 25)
     assert trainer.iter == 0

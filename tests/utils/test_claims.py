@@ -8,11 +8,12 @@ import threading
 import time
 from argparse import Namespace
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 from engine.config import get_cfg
-from engine.defaults import default_setup
+from engine.defaults import DefaultTrainer, default_setup
 from engine.utils import claims
 from engine.utils.claims import FolderInUseError, claim
 
@@ -111,19 +112,15 @@ def test_where_nothing_can_be_locked_there_are_no_claims(folder, tmp_path, monke
         assert os.listdir() == []
 
 
-def test_a_run_that_is_set_up_has_the_folder_until_it_is_over(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cfg = get_cfg()
-    cfg.OUTPUT_DIR = "run"
+def test_a_run_that_another_has_overtaken_is_not_begun_anew(other_run, digits_cfg, monkeypatch):
+    monkeypatch.setattr(claims, "PATIENCE", 60.0)
+    trainer = DefaultTrainer(digits_cfg("OUTPUT_DIR", "run"))
+    trainer.resume_or_load(resume=True)
 
-    def is_free() -> bool:
-        program = "from engine.utils import claims\nclaims.PATIENCE = 0\nclaims.keep_claim('run')"
-        return not subprocess.run(
-            [sys.executable, "-c", program], stderr=subprocess.PIPE
-        ).returncode
+    def save_and_end():
+        Path("run", "last_checkpoint").write_text("model_0000099.pth")
+        other_run.kill()
 
-    default_setup(cfg, Namespace(eval_only=False))
-    assert not is_free()  # what it is about to read will be true when it trains
-    with claim("run"):
-        assert not is_free()
-    assert is_free()
+    threading.Timer(0.5, save_and_end).start()
+    with pytest.raises(FolderInUseError, match=r"another run has saved .* start it again"):
+        trainer.train()
