@@ -159,10 +159,11 @@ def default_setup(cfg: Any, args: Any) -> None:
     if not is_evaluation:
         torch.backends.cudnn.benchmark = _get(cfg, "CUDNN_BENCHMARK", "cudnn_benchmark", False)
     if precision := _get(cfg, "FLOAT32_PRECISION", "float32_precision", ""):
-        try:
-            torch.set_float32_matmul_precision(precision)
-        except RuntimeError as error:
-            raise ConfigError(f"the float32 precision: {error}") from None
+        if precision not in ("highest", "high", "medium"):  # torch would only warn
+            raise ConfigError(
+                f"train.float32_precision is {precision!r}; use 'highest', 'high' or 'medium'"
+            )
+        torch.set_float32_matmul_precision(precision)
 
 
 def decide_resume(asked: bool, output_dir: str) -> bool:

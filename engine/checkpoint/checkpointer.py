@@ -156,8 +156,8 @@ class Checkpointer(FvcoreCheckpointer):
         A damaged checkpoint is named in a warning, and the one before it is used: by all ranks,
         all of which must call this.
         """
-        names = comm.all_gather(self._newest_names())[0] if resume else []
-        candidates = [os.path.join(self.save_dir, name) for name in names]  # of this machine
+        names = comm.all_gather(self._newest_first())[0] if resume else []
+        candidates = [os.path.join(self.save_dir, name) for name in names]
         for number, candidate in enumerate(candidates):
             try:
                 checkpoint = self._read(candidate, is_joint=True)
@@ -188,7 +188,7 @@ class Checkpointer(FvcoreCheckpointer):
 
     def has_any(self) -> bool:
         """Whether there is a checkpoint in `save_dir` to resume from."""
-        return bool(self._newest_names())
+        return bool(self._newest_first())
 
     def begin_run(self) -> None:
         """Have a resume no longer go on from what an earlier run has left in the folder.
@@ -287,24 +287,23 @@ class Checkpointer(FvcoreCheckpointer):
             warn_of_failed_save(path, error)
             raise
 
-    def _newest_names(self) -> list[str]:
-        return [os.path.relpath(path, self.save_dir) for path in self._newest_first()]
-
     def _newest_first(self) -> list[str]:
-        """The tagged checkpoint, then the periodic ones: first its own run's, by iteration."""
+        """The tagged checkpoint, then the periodic ones: first its own run's, by iteration. Names
+        in `save_dir`, which other machines may have elsewhere."""
         if not os.path.isdir(self.save_dir) or has_begun_anew(self.save_dir):
             return []
         runs = {name: record.get("run") for name, record in self._manifest.records().items()}
         tagged = self.get_checkpoint_file() if self.has_checkpoint() else ""
+        tagged = tagged and os.path.relpath(tagged, self.save_dir)
         run = runs.get(os.path.basename(tagged))
         numbered = [
-            (runs.get(name) == run, int(match[1]), os.path.join(self.save_dir, name))
+            (runs.get(name) == run, int(match[1]), name)
             for name in os.listdir(self.save_dir)
             if (match := NUMBERED.fullmatch(name))
             and (match[2] or name in runs or is_listed(os.path.join(self.save_dir, name)))
         ]
-        paths = [path for *_, path in sorted(numbered, reverse=True)]
-        return list(dict.fromkeys([tagged, *paths] if tagged else paths))
+        names = [name for *_, name in sorted(numbered, reverse=True)]
+        return list(dict.fromkeys([tagged, *names] if tagged else names))
 
     def _go_on_with_run_of(self, path: str) -> None:
         record = self._manifest.records().get(os.path.basename(path))

@@ -4,32 +4,13 @@ import multiprocessing
 import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 
 import pytest
 
 from engine.parallel.children import PATIENCE
 from engine.parallel.heartbeat import Heartbeat
-from engine.parallel.job import Exit, Job
+from engine.parallel.job import Exit
 from engine.parallel.watch import LaunchError, Watch
-
-
-@pytest.fixture
-def job(tmp_path):
-    """Two processes of one machine."""
-    return Job(
-        main_func=print,
-        args=(),
-        num_processes=2,
-        num_machines=1,
-        machine_rank=0,
-        host="here",
-        port=1,
-        address="here",
-        timeout=timedelta(minutes=1),
-        max_restarts=0,
-        folder=str(tmp_path),
-    )
 
 
 @pytest.fixture
@@ -89,5 +70,5 @@ def test_a_rank_that_left_without_a_word_is_named(job, sleepers):
     job.left(1).touch()
     sleepers[0].kill()
     sleepers[0].join()
-    with pytest.raises(LaunchError, match="Rank 1 ended with exit code 0 in the middle"):
+    with pytest.raises(LaunchError, match="Rank 3 ended with exit code 0 in the middle"):
         watch(job).wait()

@@ -47,6 +47,8 @@ def test_it_trains_evaluates_and_saves_what_the_config_says(train, tmp_path):
         ("train.max_iter=abc", "cannot set train.max_iter: it is 20, not a word like 'abc'"),
         ("train.max_iter=3ab", "expected a number of iterations or '2 epoch', got '3ab'"),
         ("train.max_iter=-4", "train.max_iter: expected 1 iteration or more, got -4"),
+        ("train.device=gpu", "train.device: 'gpu' is no device; use 'auto'"),
+        ("train.float32_precision=low", "train.float32_precision is 'low'; use 'highest'"),
         ("optimizer.lr=abc", "cannot set optimizer.lr: it is 0.1, not a word like 'abc'"),
         ("lr_multiplier._target_=builtins.dict", "must be a ParamScheduler of fvcore.*: got {"),
         ("lr_multiplier._target_=torch.optim.lr_scheduler.StepLR", "fvcore.*: StepLR.__init__"),
