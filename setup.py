@@ -25,6 +25,7 @@ setup(
         "google-crc32c>=1.5",
         "iopath>=0.1.9,<0.2",
         "omegaconf>=2.4",
+        "orjson>=3.9",
         "PyYAML>=6.0",
         "tabulate>=0.9",
         "tensorboard>=2.12",

@@ -165,8 +165,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.json, but for one at the end that is being written."""
     if not path.exists():
         return []
-    lines = read_text(path).splitlines(keepends=True)
-    rows = [read_json(path, line) for line in lines if line.endswith("\n")]
+    *lines, _ = read_text(path).split("\n")
+    rows = [read_json(path, line) for line in lines]
     for row in rows:
         if not (isinstance(row, dict) and "iteration" in row):
             raise ValueError(f"{path}: a line has no iteration: {row!r:.60}")
@@ -175,7 +175,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def read_text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text: {error}") from None
 

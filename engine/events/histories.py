@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from engine.events.history import Column, HistoryBuffer
+from engine.events.readings import NOTHING_REGULAR, Readings, Regular, Shown
 from engine.events.scalar_log import Metric, Name, find_iterations
 from engine.events.table import MAX_ROWS, Table, find_cycle
 
 KEPT_VALUES = MAX_ROWS  # of each scalar; the whole curve is in the files that writers make
-
-Reading = tuple[float, int, int]
-"""The value to show, its iteration, and how many there have been."""
 
 
 class Histories(Mapping[str, HistoryBuffer]):
@@ -32,10 +30,12 @@ class Histories(Mapping[str, HistoryBuffer]):
         self._by_name: dict[str, HistoryBuffer] = {}
         self._table = Table()
         self._added_last = 0  # how many values in the table were
-        self._shown: dict[str, Reading] = {}  # what `readings` gave last
-        self._shown_window = 0
+        self._readings = Readings([], NOTHING_REGULAR, {}, 0)  # what `readings` gave last
+        self._window = 0  # of these
+        self._regular = NOTHING_REGULAR  # what is shown of the names in the table
         self._shown_rows = 0  # of the table, how many are in it
-        self._unshown: dict[str, None] = {}  # other names that have changed, in their order
+        self._others: dict[str, Shown] = {}  # what is shown of the other names
+        self._unshown: dict[str, None] = {}  # those of them that may have changed, in their order
 
     def __getitem__(self, name: str) -> HistoryBuffer:
         history = self._by_name[name]
@@ -69,30 +69,31 @@ class Histories(Mapping[str, HistoryBuffer]):
                 self._shown_rows -= self._table.cut()  # below 0 if some were never shown
             self._table.add(values[place:])
 
-    def readings(self, window: int, hints: Mapping[str, bool]) -> dict[str, Reading]:
+    def readings(self, window: int, hints: Mapping[str, bool]) -> Readings:
         """Of each scalar the median over `window` iterations if its hint says so, else the latest
         value; computed once for all who ask. To be called with the lock."""
-        if window != self._shown_window:
-            self._shown_window = window
-            self._unshown = dict.fromkeys(self._by_name)
-        table, shown, shown_before = self._table, self._shown, len(self._shown)
-        if new := table.rows - self._shown_rows:
-            self._shown_rows = table.rows
-            read = table.read(window) if shown.keys() >= table.places.keys() else None
-            if read is None:
-                self._unshown.update(dict.fromkeys(table.names))
-            else:
-                medians, latest, at = read
-                for name, median, last in zip(table.names, medians, latest, strict=True):
-                    value = median if hints[name] else last
-                    shown[name] = value, at, shown[name][2] + new
+        is_other_window = window != self._window
+        if not (is_other_window or self._unshown or self._table.rows != self._shown_rows):
+            return self._readings
+        version = self._readings.version + 1
+        self._window = window
+        if is_other_window or self._table.rows != self._shown_rows:
+            self._read_table(hints, version)
+        if is_other_window:
+            self._unshown.update(dict.fromkeys(self._others))
         for name in self._unshown:
             self._sort_in(name)
-            shown[name] = self._by_name[name].reading(window if hints[name] else 0)
+            reading = self._by_name[name].reading(window if hints[name] else 0)
+            shown = Shown(*reading, version)
+            if (before := self._others.get(name)) and before.total == shown.total:
+                shown = shown._replace(version=before.version)
+            self._others[name] = shown
         self._unshown.clear()
-        if len(shown) > shown_before:  # in the order in which names were put first
-            self._shown = {name: shown[name] for name in self._by_name}
-        return self._shown
+        names = self._readings.names
+        if len(names) < len(self._by_name):
+            names = list(self._by_name)
+        self._readings = Readings(names, self._regular, self._others.copy(), version)
+        return self._readings
 
     def recent(self, name: str, window: int) -> list[float] | None:
         """The values of a name in the last `window` iterations; None if they are not all in the
@@ -136,10 +137,46 @@ class Histories(Mapping[str, HistoryBuffer]):
             self._find_or_make(name).extend(*column)
         self._unshown.update(dict.fromkeys(columns))
 
+    def _read_table(self, hints: Mapping[str, bool], version: int) -> None:
+        """Have what is shown of the table's names be read off it, all together if that can be."""
+        table = self._table
+        new, self._shown_rows = table.rows - self._shown_rows, table.rows
+        read = table.read(self._window)
+        regular = self._regular
+        if read is not None and new and not regular.names:
+            regular = self._first_regular()
+        if read is not None and regular.names:
+            medians, latest, at = read
+            values = [
+                middle if hints[name] else last
+                for name, middle, last in zip(table.names, medians, latest, strict=True)
+            ]
+            version = version if new else regular.version
+            self._regular = regular._replace(
+                values=values, iteration=at, rows=regular.rows + new, version=version
+            )
+        elif new or regular.names:
+            self._end_regular()
+
+    def _first_regular(self) -> Regular:
+        """The table's names as they were shown so far, one by one, if nothing else came since."""
+        table, others = self._table, self._others
+        names = table.places.keys()
+        if not (others.keys() >= names and names.isdisjoint(self._unshown)):
+            return NOTHING_REGULAR
+        totals = [others.pop(name).total for name in table.names]
+        return NOTHING_REGULAR._replace(names=table.names, places=table.places, totals=totals)
+
+    def _end_regular(self) -> None:
+        """Have the names of the table be shown one by one."""
+        self._others.update(self._regular.one_by_one())
+        self._regular = NOTHING_REGULAR
+        self._unshown.update(dict.fromkeys(self._table.names))
+
     def _begin_table(self, metrics: Sequence[Metric]) -> None:
         if self._table.rows:
             self.sort_in_all()
-            self._unshown.update(dict.fromkeys(self._table.names))
+            self._end_regular()
         self._table = Table(metrics)
         self._shown_rows = self._added_last = 0
 

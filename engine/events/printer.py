@@ -8,8 +8,8 @@ import time
 import torch
 
 from engine.events.current import get_event_storage
-from engine.events.histories import Reading
 from engine.events.history import median
+from engine.events.readings import Readings
 from engine.events.storage import EventStorage
 from engine.events.writer import EventWriter, WindowSize
 
@@ -33,7 +33,7 @@ class CommonMetricPrinter(EventWriter):
         self._max_iter = max_iter
         self._window_size = window_size
         self._last_write: tuple[int, float] | None = None  # iteration and time of the last line
-        self._names: set[str] = set()  # of all metrics
+        self._names: list[str] = []  # of all metrics
         self._shown_names: list[str] = []  # of these, the ones in a line where they are recent
 
     def write(self) -> None:
@@ -72,12 +72,12 @@ class CommonMetricPrinter(EventWriter):
             fields.insert(0, f"eta: {eta}")
         return " " + "  ".join(fields)
 
-    def _recent_names(self, before: int, values: dict[str, Reading]) -> list[str]:
+    def _recent_names(self, before: int, values: Readings) -> list[str]:
         # The result of an evaluation would stand in every later line, as if it were of that step.
         if self._last_write is not None:
             before = min(before, self._last_write[0])
-        if self._names != values.keys():
-            self._names = set(values)
+        if self._names is not values.names:
+            self._names = values.names
             self._shown_names = [name for name in values if "loss" in name or "[metric]" in name]
         return [name for name in self._shown_names if values[name][1] > before]
 
@@ -91,7 +91,7 @@ class CommonMetricPrinter(EventWriter):
     def _seconds_left(self, storage: EventStorage) -> float | None:
         if self._max_iter is None:
             return None
-        if "time" in storage.smoothing_hints():
+        if "time" in storage.readings(self._window_size):
             # A median: one step that took long, as on a laptop that slept, is not what comes.
             times = storage.recent("time", TIMES)  # needs no history, if there is one a step
             is_all = len(times) == TIMES

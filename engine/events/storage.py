@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from engine.events.current import close_storage, open_storage
-from engine.events.histories import Histories, Reading
+from engine.events.histories import Histories
 from engine.events.history import HistoryBuffer
 from engine.events.media import (
     MediaQueue,
@@ -22,6 +22,7 @@ from engine.events.media import (
 )
 from engine.events.notes import NeverSetError, plain_notes
 from engine.events.over_ranks import OverRanks
+from engine.events.readings import Cursor, Readings
 from engine.events.scalar_log import ScalarLog
 from engine.utils.suggest import hint_at
 from engine.utils.unique_names import unique_names
@@ -57,8 +58,7 @@ class EventStorage:
         self._listeners: dict[str, Callable[..., None]] = {}
         self._images = MediaQueue("images")
         self._samples = MediaQueue("histograms")
-        # By reader and name, how many values of a scalar it has had.
-        self._cursors: WeakKeyDictionary[object, dict[str, int]] = WeakKeyDictionary()
+        self._cursors: WeakKeyDictionary[object, Cursor] = WeakKeyDictionary()  # of readers
         self._saved_cursors: dict[str, dict[str, int]] = {}
         self._over_ranks: OverRanks | None = None
 
@@ -181,12 +181,11 @@ class EventStorage:
         readings = self.readings(window_size)
         return {name: (value, iteration) for name, (value, iteration, _) in readings.items()}
 
-    def readings(self, window_size: int | None = None) -> dict[str, Reading]:
+    def readings(self, window_size: int | None = None) -> Readings:
         """As `latest_with_smoothing_hint`, with how many values there have been of each."""
         self.sync()
         with self._histories.lock:
-            window = window_size or self.smoothing_window
-            return dict(self._histories.readings(window, self._log.hints))
+            return self._histories.readings(window_size or self.smoothing_window, self._log.hints)
 
     @property
     def smoothing_window(self) -> int:
@@ -215,17 +214,10 @@ class EventStorage:
 
         Each reader has its own cursor, so a value put after a write is in the next one.
         """
-        seen = self._cursor(reader)
-        records: dict[int, dict[str, float]] = {}
-        record: dict[str, float] = {}
-        last = None
-        for name, (value, iteration, count) in self.readings(window_size).items():
-            if seen.get(name) != count:
-                seen[name] = count
-                if iteration != last:
-                    last, record = iteration, records.setdefault(iteration, {})
-                record[name] = value
-        return dict(sorted(records.items()))
+        readings = self.readings(window_size)
+        news = readings.since(self._cursor(reader))
+        self._cursors[reader] = readings.version
+        return news
 
     def forget_written(self, iteration: int, readers: Iterable[object]) -> bool:
         """Have scalars whose latest value is of `iteration` or later be unwritten for readers.
@@ -233,9 +225,10 @@ class EventStorage:
         Returns whether there are any.
         """
         late = [name for name, (_, at) in self.latest().items() if at >= iteration]
+        readings = self.readings()
         for reader in readers:
-            for name in late:
-                self._cursor(reader).pop(name, None)
+            counts = readings.counts(self._cursor(reader))
+            self._cursors[reader] = {name: counts[name] for name in counts.keys() - late}
         return bool(late)
 
     def unwritten_images(self, reader: object) -> list[tuple[str, torch.Tensor, int]]:
@@ -336,9 +329,8 @@ class EventStorage:
         self.sync()
         notes = plain_notes(vars(self))
         notes.pop("early_stop", None)  # it ended this run, not the one that goes on from here
-        names = unique_names(self._cursors)
-        readers = zip(names, self._cursors.values(), strict=True)
-        cursors = {name: dict(cursor) for name, cursor in readers}
+        readings, readers = self.readings(), unique_names(self._cursors)
+        counts = map(readings.counts, self._cursors.values())
         return {
             "notes": notes,
             "scalars": {
@@ -346,7 +338,7 @@ class EventStorage:
                 for name, history in self.histories().items()
             },
             # A writer that has not written since the run was resumed has its old cursor.
-            "cursors": {**self._saved_cursors, **cursors},
+            "cursors": {**self._saved_cursors, **dict(zip(readers, counts, strict=True))},
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -401,14 +393,12 @@ class EventStorage:
     def _histograms(self) -> list[dict]:
         return [summarize_histogram(*entry) for entry in self._samples.all(self.iter)]
 
-    def _cursor(self, reader: object) -> dict[str, int]:
-        try:
-            return self._cursors[reader]
-        except KeyError:
-            self._cursors[reader] = {}
+    def _cursor(self, reader: object) -> Cursor:
+        if reader not in self._cursors:
+            self._cursors[reader] = 0
             name = unique_names(self._cursors)[-1]
-            self._cursors[reader] = dict(self._saved_cursors.get(name, {}))
-            return self._cursors[reader]
+            self._cursors[reader] = self._saved_cursors.get(name, 0)
+        return self._cursors[reader]
 
 
 _put_scalar = EventStorage.put_scalar

@@ -47,12 +47,14 @@ def is_own_head(data: bytes) -> bool:
 
 def encode_scalars(scalars: dict[str, float]) -> bytes:
     """A `Summary` with a `simple_value` for each name."""
-    template, split = _summary_template(tuple(scalars))
+    packer, heads = _summary_template(tuple(scalars))
+    parts: list[bytes | float] = [*heads, *heads]
+    parts[::2], parts[1::2] = heads, scalars.values()
     try:
-        floats = struct.pack(f"<{len(scalars)}f", *scalars.values())
+        return packer.pack(*parts)
     except OverflowError:
-        floats = b"".join(map(_float32, scalars.values()))
-    return template % split.unpack(floats)
+        parts[1::2] = map(_as_float32, scalars.values())
+        return packer.pack(*parts)
 
 
 def encode_event(wall_time: float, step: int, summary: bytes) -> bytes:
@@ -68,10 +70,10 @@ def encode_record(data: bytes) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _summary_template(names: tuple[str, ...]) -> tuple[bytes, struct.Struct]:
-    """A `Summary` up to its floats, and what splits these."""
-    heads = [_value_head(name).replace(b"%", b"%%") + b"%b" for name in names]
-    return b"".join(heads), struct.Struct("4s" * len(names))
+def _summary_template(names: tuple[str, ...]) -> tuple[struct.Struct, list[bytes]]:
+    """What packs a `Summary`, and what comes before each of its floats."""
+    heads = list(map(_value_head, names))
+    return struct.Struct("<" + "".join([f"{len(head)}sf" for head in heads])), heads
 
 
 def _value_head(name: str) -> bytes:
@@ -81,11 +83,12 @@ def _value_head(name: str) -> bytes:
     return b"\x0a" + _varint(len(value) + 4) + value
 
 
-def _float32(value: float) -> bytes:
+def _as_float32(value: float) -> float:
     try:
-        return struct.pack("<f", value)
+        struct.pack("<f", value)
+        return value
     except OverflowError:
-        return struct.pack("<f", math.copysign(math.inf, value))
+        return math.copysign(math.inf, value)
 
 
 def _varint(number: int) -> bytes:

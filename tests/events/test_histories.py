@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.events import histories, table
 from engine.events.histories import Histories
 from engine.events.history import Column, HistoryBuffer
+from engine.events.readings import Cursor, Readings
 from engine.events.scalar_log import ScalarLog
 from engine.events.table import KEPT_ROWS, MAX_ROWS
 
@@ -48,6 +49,34 @@ def add_steps(found: Histories, names: list[str], start: int, rows: int) -> None
     found.add([None, *names] * rows, array("d", values))
 
 
+class Reader:
+    """Somebody who reads now and then, and how far that was."""
+
+    def __init__(self) -> None:
+        self.cursor: Cursor = 0
+        self.counts: dict[str, int] = {}
+
+
+def assert_news(readings: Readings, reader: Reader) -> None:
+    """That the reader gets what has more values than when it read last."""
+    expected = defaultdict(dict)
+    for name, (value, at, count) in readings.items():
+        if reader.counts.get(name) != count:
+            expected[at][name] = value
+    news = readings.since(reader.cursor)
+    assert repr(sorted(news)) == repr(sorted(expected))
+    for at, values in expected.items():
+        assert repr(sorted(news[at].items())) == repr(sorted(values.items()))
+    assert readings.counts(reader.cursor).items() <= reader.counts.items()
+    assert repr(readings.since(readings.counts(reader.cursor))) == repr(
+        readings.since(reader.counts)
+    )
+    reader.cursor = readings.version
+    reader.counts = {name: count for name, (_, _, count) in readings.items()}
+    assert readings.counts(reader.cursor) == reader.counts
+    assert readings.since(reader.cursor) == {}
+
+
 @pytest.fixture(autouse=True, params=[0, 10**9], ids=["read off the table", "one by one"])
 def many_names(request, monkeypatch):
     """However many names there are, what is seen is the same."""
@@ -76,7 +105,7 @@ def steps():
 )
 def test_whoever_reads_whatever_when_sees_what_was_put(writes, data):
     found, expected, at = Histories(lambda: None), {}, 0
-    log = ScalarLog(at)
+    log, readers = ScalarLog(at), [Reader(), Reader()]
     for steps, read, has_gaps, together in writes:
         for step in steps:
             log.go_to(at := at + (2 if has_gaps else 1))
@@ -96,7 +125,8 @@ def test_whoever_reads_whatever_when_sees_what_was_put(writes, data):
         if "window" in read or read == "readings":
             window = WINDOW + ("window" in read)
             readings = {n: e.reading(window if HINTS[n] else 0) for n, e in expected.items()}
-            assert repr(found.readings(window, HINTS)) == repr(readings)
+            assert repr(dict(found.readings(window, HINTS))) == repr(readings)
+            assert_news(found.readings(window, HINTS), data.draw(st.sampled_from(readers)))
         elif read == "recent values":
             for name, history in expected.items():
                 recent = found.recent(name, WINDOW)
@@ -105,7 +135,7 @@ def test_whoever_reads_whatever_when_sees_what_was_put(writes, data):
             for name in [*expected][: 1 if read == "a history" else None]:
                 assert repr(found[name].values()) == repr(expected[name].values())
     assert list(found) == list(expected)
-    assert repr(found.readings(WINDOW, HINTS)) == repr(
+    assert repr(dict(found.readings(WINDOW, HINTS))) == repr(
         {n: e.reading(WINDOW if HINTS[n] else 0) for n, e in expected.items()}
     )
     for name, history in expected.items():
