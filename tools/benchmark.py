@@ -172,15 +172,21 @@ def usual_hooks(folder: str, max_iter: int) -> list[hooks.HookBase]:
     return [hooks.IterationTimer(), hooks.PeriodicWriter(all_writers(folder, max_iter), BLOCK)]
 
 
-def ratio_with_interval(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """Sum of the first over sum of the second, with the bounds of its 95 % interval."""
+def ratio_with_interval(
+    pairs: list[tuple[float, float]], over: list[tuple[float, float]] | None = None
+) -> tuple[float, float, float]:
+    """Sum of the first over sum of the second, with the bounds of its 95 % interval; over the same
+    of other pairs, if there are any."""
 
     def ratio(sample: list[tuple[float, float]]) -> float:
         return sum(first for first, _ in sample) / sum(second for _, second in sample)
 
-    generator = random.Random(0)
-    resampled = sorted(ratio(generator.choices(pairs, k=len(pairs))) for _ in range(1000))
-    return ratio(pairs), resampled[25], resampled[974]
+    def resampled(sample: list[tuple[float, float]]) -> float:
+        return ratio(generator.choices(sample, k=len(sample)))
+
+    generator, over = random.Random(0), over or [(1.0, 1.0)]
+    ratios = sorted(resampled(pairs) / resampled(over) for _ in range(1000))
+    return ratio(pairs) / ratio(over), ratios[25], ratios[974]
 
 
 def engine_against_bare(size: str, blocks: int) -> Pairs:
