@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from engine.parallel.sockets import Sockets, end_connections, open_sockets
+from engine.parallel.sockets import Sockets, allow_connections, end_connections, open_sockets
 
 T = TypeVar("T")
 
@@ -73,11 +73,11 @@ def create_local_process_group(num_workers_per_machine: int) -> None:
             f"{world_size} processes cannot be {num_workers_per_machine} on each machine; "
             "give the number of processes that one machine runs"
         )
-    for first in range(0, world_size, num_workers_per_machine):
-        ranks = list(range(first, first + num_workers_per_machine))
-        group = dist.new_group(ranks, timeout)  # every rank takes part in making every group
-        if dist.get_rank() in ranks:
-            _local_group = (dist.group.WORLD, group)
+    first = dist.get_rank() // num_workers_per_machine * num_workers_per_machine
+    ranks = list(range(first, first + num_workers_per_machine))
+    # Else all ranks would take part in making the groups of all machines, one after the other.
+    group = dist.new_group(ranks, timeout, use_local_synchronization=True)
+    _local_group = (dist.group.WORLD, group)
 
 
 def get_local_process_group() -> dist.ProcessGroup:
@@ -211,10 +211,15 @@ def _wait_for(works: Sequence[dist.Work | None], seconds: float) -> None:
             work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
 
 
-def enter_world(backend: str, **options: Any) -> None:
+def enter_world(backend: str, store: dist.Store, rank: int, world_size: int) -> None:
     """`init_process_group`, with note taken of the connections that it opens."""
+    # gloo connects each rank with each, in the groups of all ranks: for gradients or objects, and
+    # for flags. Rank 0 has the store's too.
+    allow_connections(3 * world_size)
     with _noting_sockets(world_sockets):
-        dist.init_process_group(backend, timeout=timeout, **options)
+        dist.init_process_group(
+            backend, timeout=timeout, store=store, rank=rank, world_size=world_size
+        )
     with _noting_sockets(flag_sockets):  # before the user's code opens others
         flag_group(dist.group.WORLD)
 

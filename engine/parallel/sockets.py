@@ -4,11 +4,15 @@ torch keeps a gloo group alive that a DistributedDataParallel was made with, aft
 other ranks would wait for this one as long as its connections are open.
 """
 
+import logging
 import os
 import socket
 import stat
 from contextlib import suppress
 
+logger = logging.getLogger(__name__)
+
+OTHER_FILES = 512  # that a rank may have open: data, logs, the pipes of data workers
 _DESCRIPTORS = "/proc/self/fd"
 
 Sockets = set[tuple[int, int]]  # file descriptors, with the inodes that they stood for
@@ -24,6 +28,27 @@ def open_sockets() -> Sockets:
                 if stat.S_ISSOCK(status.st_mode):
                     found.add((descriptor, status.st_ino))
     return found
+
+
+def allow_connections(count: int) -> None:
+    """Raise this process's limit of open files (`ulimit -n`) so far that it can have so many
+    connections; a warning if the system does not allow as much."""
+    with suppress(ImportError):
+        import resource  # not on Windows
+
+        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = count + OTHER_FILES
+        if limit == resource.RLIM_INFINITY or limit >= needed:
+            return
+        limit = needed if most == resource.RLIM_INFINITY else min(needed, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        if limit < needed:
+            logger.warning(
+                "This process may have %d files open, but its connections to other ranks may take "
+                "%d: raise the limit (ulimit -Hn, LimitNOFILE), or expect 'Too many open files'",
+                limit,
+                count,
+            )
 
 
 def end_connections(sockets: Sockets, except_port: int) -> None:

@@ -1,8 +1,9 @@
+import resource
 import socket
 
 import pytest
 
-from engine.parallel.sockets import end_connections, open_sockets
+from engine.parallel.sockets import OTHER_FILES, allow_connections, end_connections, open_sockets
 
 
 @pytest.fixture
@@ -53,3 +54,28 @@ def test_a_socket_that_is_closed_meanwhile_is_passed_over(monkeypatch):
         one.close()
     monkeypatch.setattr("engine.parallel.sockets.open_sockets", lambda: open_ones)
     end_connections(open_ones, except_port=0)
+
+
+@pytest.fixture
+def file_limit():
+    """A limit of 1,024 open files, and what it is after something was called."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    yield lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(("connections", "limit"), [(100, 1024), (3 * 512, 3 * 512 + OTHER_FILES)])
+def test_the_limit_of_open_files_is_raised_where_connections_need_it(
+    file_limit, connections, limit, caplog
+):
+    allow_connections(connections)
+    assert file_limit() == limit
+    assert not caplog.records
+
+
+def test_a_limit_that_cannot_be_raised_is_told(file_limit, caplog):
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    allow_connections(most)
+    assert file_limit() == most
+    assert f"may have {most} files open, but its connections" in caplog.text
