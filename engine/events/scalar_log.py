@@ -41,7 +41,7 @@ class ScalarLog:
 
     `entries` is flat (name, value, name, …), with names as in `Name`: a step leaves no other
     objects behind than its numbers, and reading it is a matter of slices. Its first name is None.
-    What `put_all` puts in one go is one entry, of a list of names and the bytes of their values.
+    What is put together is one entry, of a list of names and the bytes of their values.
     """
 
     __slots__ = (
@@ -66,9 +66,9 @@ class ScalarLog:
         self.has_tensors = False
         self.hints: dict[str, bool] = {}  # by name, the smoothing hint
         self.hints_as_put = self.hints  # by name as it is put: none where a name scope is open
-        # What `put_all` has had, by how many names and the first of them.
-        self.known_together: dict[tuple[int | str, ...], Together] = {}
-        self.together = 0  # scalars that wait in entries of `put_all`
+        # What was put together, by how many names and the first of them.
+        self.known_together: dict[tuple[int, str], Together] = {}
+        self.together = 0  # scalars that wait in such entries
         self.packer = struct.Struct("")  # of what was taken last that was put together
         self.names_of_packer: list[Name] = []
         self.prefix = ""  # of the name scopes that are open
@@ -115,10 +115,20 @@ class ScalarLog:
     def put_all(
         self, scalars: Mapping[str, float | torch.Tensor | np.number], smoothing_hint: bool
     ) -> None:
-        """`put` each of them in the current iteration: in one go, unless a device has to be asked
-        for a number or a name scope is open."""
+        """`put` each of them in the current iteration: in one go, if that can be."""
+        if not self.put_together(scalars, smoothing_hint):
+            for name, value in scalars.items():
+                self.put(name, value, smoothing_hint)
+
+    def put_together(
+        self, scalars: Mapping[str, float | torch.Tensor | np.number], smoothing_hint: bool
+    ) -> bool:
+        """Put them as one entry, of the current iteration. False where that cannot be: a device has
+        to be asked for a number, a name scope is open, or there are none."""
+        if self.prefix or not scalars:
+            return False
         names, values = list(scalars), list(scalars.values())
-        key: tuple[int | str, ...] = (len(names), *names[:1])
+        key = len(names), names[0]
         known, packed = self.known_together.get(key), b""
         try:
             if (
@@ -127,7 +137,6 @@ class ScalarLog:
                 or known.hint is not smoothing_hint
                 or not known.are_plain
                 or type(sum(values, 0.0)) is not float
-                or self.prefix
             ):
                 known = None
             else:
@@ -135,10 +144,8 @@ class ScalarLog:
         except Exception:  # one of them is no number: `as_scalar` tells which
             known = None
         if known is None:
-            if self.prefix or any(map(is_deferred, values)):
-                for name, value in zip(names, values, strict=True):
-                    self.put(name, value, smoothing_hint)
-                return
+            if any(map(is_deferred, values)):
+                return False
             are_plain = set(map(type, values)) <= PLAIN
             values = list(map(as_scalar, names, values))
             known = self._meet(key, names, smoothing_hint, are_plain)
@@ -147,9 +154,10 @@ class ScalarLog:
         self.together += len(names)
         if len(self.entries) + self.together > MAX_IN_STEP:
             self.when_full()
+        return True
 
     def _meet(
-        self, key: tuple[int | str, ...], names: list[str], smoothing_hint: bool, are_plain: bool
+        self, key: tuple[int, str], names: list[str], smoothing_hint: bool, are_plain: bool
     ) -> Together:
         known = self.known_together.get(key)
         if known is None or known.names != names or known.hint is not smoothing_hint:

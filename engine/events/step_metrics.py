@@ -19,7 +19,7 @@ def total_loss(metrics: Metrics) -> Any:
     """
     if len(metrics) == 1:
         return next(iter(metrics.values()))
-    losses = [v for v in metrics.values() if _is_minimised(v)]
+    losses = [v for v in metrics.values() if isinstance(v, torch.Tensor) and v.requires_grad]
     first, *others = losses or metrics.values()
     return sum(others, start=first) if others else first
 
@@ -74,6 +74,9 @@ def put_step_metrics(
     numbers: Numbers = {total_name: 0.0}  # shown first, known last
     total: Any = None
     for name, value in metrics.items():
+        if type(value) is float:
+            numbers[name] = value
+            continue
         number = numbers[name] = as_scalar(name, value)
         if isinstance(value, torch.Tensor) and value.requires_grad:
             total = number if total is None else total + number

@@ -102,7 +102,10 @@ class EventStorage:
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """`put_scalar`, in one call, for numbers as it returns them: the metrics of a step."""
-        self._log.put_numbers(numbers, int(iteration))
+        log, iteration = self._log, int(iteration)
+        are_many = len(numbers) >= MANY_TOGETHER and iteration == log.iteration
+        if not (are_many and log.put_together(numbers, True)):
+            log.put_numbers(numbers, iteration)
 
     def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
         """Keep an image for the writers: CHW or HWC, uint8 or float in [0, 1] or [0, 255]."""

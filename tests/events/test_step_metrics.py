@@ -43,6 +43,21 @@ def test_the_losses_are_what_is_summed(weight, all_detached):
     assert sum(losses.values()) == total == total_loss(metrics).item()
 
 
+@pytest.mark.parametrize("path", ["cpu", "accelerator"])
+@pytest.mark.parametrize("iteration", [100, 3])  # the current one, or not
+@pytest.mark.parametrize("count", [2, 30])
+def test_of_any_number_of_metrics_each_is_stored(weight, count, iteration, path, request):
+    if path == "accelerator":
+        request.getfixturevalue("on_accelerator")
+    tensors = {f"tensor{number}": torch.tensor(float(number)) for number in range(count)}
+    floats = {f"float{number}": number / 4 for number in range(count)}
+    found = stored({"loss": weight * 2, **tensors, **floats}, iteration)
+    expected = {"loss": 4.0, "total_loss": 4.0, **floats}
+    expected |= {name: value.item() for name, value in tensors.items()}
+    assert {name: found[name] for name in expected} == expected
+    assert len(found) == len(expected) + 2  # and times
+
+
 def test_metrics_are_averaged_over_the_batches_that_have_them(weight):
     parts = [{"loss": weight * 1, "acc": 1.0}, {"loss": weight * 3}, {"loss": weight * 5}]
     mean = mean_of(parts)
