@@ -112,14 +112,6 @@ class ScalarLog:
             self.when_full()
         return value
 
-    def put_all(
-        self, scalars: Mapping[str, float | torch.Tensor | np.number], smoothing_hint: bool
-    ) -> None:
-        """`put` each of them in the current iteration: in one go, if that can be."""
-        if not self.put_together(scalars, smoothing_hint):
-            for name, value in scalars.items():
-                self.put(name, value, smoothing_hint)
-
     def put_together(
         self, scalars: Mapping[str, float | torch.Tensor | np.number], smoothing_hint: bool
     ) -> bool:

@@ -92,13 +92,15 @@ class EventStorage:
 
         Of many, `storage.put_scalars(metrics)` with a dict is the quickest.
         """
-        log, is_current = self._log, cur_iter in (None, self._log.iteration)
-        for several in filter(None, (scalars, kwargs)):
-            if len(several) >= MANY_TOGETHER and is_current and self.put_scalar == log.put:
-                log.put_all(several, smoothing_hint)
-            else:  # also where `put_scalar` is another one
+        log, put = self._log, self.put_scalar
+        for several in (scalars, kwargs):
+            if not several:
+                continue
+            are_many = len(several) >= MANY_TOGETHER and cur_iter in (None, log.iteration)
+            is_ours = put == log.put  # and not one of a subclass, or patched in
+            if not (are_many and is_ours and log.put_together(several, smoothing_hint)):
                 for name, value in several.items():
-                    self.put_scalar(name, value, smoothing_hint, cur_iter)
+                    put(name, value, smoothing_hint, cur_iter)
 
     def put_numbers(self, numbers: dict[str, float | torch.Tensor], iteration: int) -> None:
         """`put_scalar`, in one call, for numbers as it returns them: the metrics of a step."""

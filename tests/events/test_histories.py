@@ -113,7 +113,7 @@ def test_whoever_reads_whatever_when_sees_what_was_put(writes, data):
             puts = [(name, data.draw(VALUES), data.draw(DATES)) for name in step]
             if is_together:
                 puts = [(name, value, None) for name, value, _ in puts]
-                log.put_all({name: value for name, value, _ in puts}, True)
+                log.put_together({name: value for name, value, _ in puts}, True)
             for name, value, date in puts:
                 if not is_together:
                     log.put(name, value, cur_iter=date)

@@ -17,6 +17,13 @@ from engine.events.scalar_log import (
 )
 
 
+def put_all(log: ScalarLog, scalars: dict, smoothing_hint: bool | None) -> None:
+    """As a storage puts many."""
+    if not log.put_together(scalars, smoothing_hint):
+        for name, value in scalars.items():
+            log.put(name, value, smoothing_hint)
+
+
 def test_tensors_become_numbers(monkeypatch):
     monkeypatch.setattr(scalar, "DEFERS_ALL", True)
     log = ScalarLog(0)
@@ -34,7 +41,7 @@ def test_what_is_put_stands_after_its_iteration():
     log.put("acc", 2.0, cur_iter=3)
     log.put("lr", 0.1, cur_iter=4)
     log.go_to(5)
-    log.put_all({"loss": 3.0, "lr": 1}, True)
+    put_all(log, {"loss": 3.0, "lr": 1}, True)
     log.put_numbers({"acc": 4.0}, 5)
     log.put_numbers({"acc": 5.0}, 4)
     names, values = log.take()
@@ -53,7 +60,7 @@ def test_names_that_are_put_together_again_and_again_are_put_as_one_by_one():
             log.open_scope("scope/" if at == 2 else "")
         for name, value in scalars.items():
             one_by_one.put(name, value)
-        together.put_all(scalars, True)
+        put_all(together, scalars, True)
     names, values = together.take()
     assert (flatten(names), values) == one_by_one.take()
     assert together.hints == one_by_one.hints
@@ -62,10 +69,10 @@ def test_names_that_are_put_together_again_and_again_are_put_as_one_by_one():
 
 def test_what_stays_on_a_device_is_put_one_by_one(monkeypatch):
     log = ScalarLog(0)
-    log.put_all({"a": 1.0, "b": 2.0}, True)
+    put_all(log, {"a": 1.0, "b": 2.0}, True)
     monkeypatch.setattr(scalar, "DEFERS_ALL", True)
-    log.put_all({"a": 3.0, "b": torch.tensor(4.0)}, True)
-    log.put_all({"a": 5.0, "b": 6}, True)
+    put_all(log, {"a": 3.0, "b": torch.tensor(4.0)}, True)
+    put_all(log, {"a": 5.0, "b": 6}, True)
     names, values = log.take()
     assert names == [None, ["a", "b"], "a", "b", ["a", "b"]]
     assert values.tolist() == [0, 1, 2, 3, 4, 5, 6]
@@ -76,7 +83,7 @@ def test_numbers_of_any_type_are_put_together_whatever_those_before_were():
     numbers = [1.5, 2, True, np.float32(4), np.bool_(True), torch.tensor(6.0), Fraction(15, 2)]
     pairs = list(product(numbers, repeat=2))
     for one, other in pairs:
-        log.put_all({"a": 0.0, "b": one, "c": other}, True)
+        put_all(log, {"a": 0.0, "b": one, "c": other}, True)
     names, values = log.take()
     assert names == [None] + [["a", "b", "c"]] * len(pairs)
     assert values.tolist() == [0.0, *(float(n) for pair in pairs for n in (0.0, *pair))]
@@ -92,9 +99,9 @@ def test_tensors_that_come_in_each_step_are_not_added_up():
             return super().__torch_function__(func, types, args, kwargs)
 
     log = ScalarLog(0)
-    log.put_all({"a": 1.0, "b": 2.0}, True)
+    put_all(log, {"a": 1.0, "b": 2.0}, True)
     for _ in range(5):
-        log.put_all({"a": 1.0, "b": torch.tensor(2.0).as_subclass(Counted)}, True)
+        put_all(log, {"a": 1.0, "b": torch.tensor(2.0).as_subclass(Counted)}, True)
     assert Counted.additions == 1  # as floats had come before
 
 
@@ -111,9 +118,9 @@ def test_tensors_that_come_in_each_step_are_not_added_up():
 def test_what_is_no_number_is_told_by_its_name_after_numbers_too(value, message):
     log = ScalarLog(0)
     for _ in range(2):
-        log.put_all({"a": 1.0, "b": 2.0}, True)
+        put_all(log, {"a": 1.0, "b": 2.0}, True)
     with pytest.raises((TypeError, ValueError), match=message):
-        log.put_all({"a": 3.0, "b": value}, True)
+        put_all(log, {"a": 3.0, "b": value}, True)
     assert len(log.take()[0]) == 3
 
 
@@ -124,35 +131,35 @@ def test_what_adds_up_to_a_number_and_is_none_is_told_by_its_name():
 
     log = ScalarLog(0)
     for _ in range(2):
-        log.put_all({"a": 1.0, "b": 2.0}, True)
+        put_all(log, {"a": 1.0, "b": 2.0}, True)
     with pytest.raises(TypeError, match=r"metric 'b' must be a Python or NumPy number .* Meter"):
-        log.put_all({"a": 3.0, "b": Meter()}, True)
+        put_all(log, {"a": 3.0, "b": Meter()}, True)
 
 
 def test_what_is_no_number_leaves_no_trace_of_what_is_put_with_it():
     log = ScalarLog(0)
-    log.put_all({"a": 1.0, "b": 2.0}, True)
+    put_all(log, {"a": 1.0, "b": 2.0}, True)
     with pytest.raises(TypeError, match="metric 'b' must be a Python or NumPy number"):
-        log.put_all({"a": 3.0, "b": "4"}, True)
+        put_all(log, {"a": 3.0, "b": "4"}, True)
     with pytest.raises(TypeError, match="can only concatenate str"):
-        log.put_all({"c": 3.0, 4: 4.0}, True)
+        put_all(log, {"c": 3.0, 4: 4.0}, True)
     with pytest.raises(ValueError, match="metric 'b' was put with smoothing_hint=True before"):
-        log.put_all({"c": 3.0, "b": 4.0}, False)
+        put_all(log, {"c": 3.0, "b": 4.0}, False)
     assert log.take()[0] == [None, ["a", "b"]]
     assert log.hints == {"a": True, "b": True}
 
 
 def test_names_that_are_put_together_keep_their_hints():
     log = ScalarLog(0)
-    log.put_all({"a": 1.0, "b": 2.0}, True)
+    put_all(log, {"a": 1.0, "b": 2.0}, True)
     with pytest.raises(ValueError, match="metric 'a' was put with smoothing_hint=True before"):
-        log.put_all({"a": 1.0, "b": 2.0}, False)
+        put_all(log, {"a": 1.0, "b": 2.0}, False)
 
 
 def test_names_that_are_put_together_with_no_hint_at_all_are_unsmoothed():
     log = ScalarLog(0)
     for _ in range(2):
-        log.put_all({"a": 1.0}, None)
+        put_all(log, {"a": 1.0}, None)
     assert log.hints == {"a": False}
 
 
@@ -160,7 +167,7 @@ def test_names_known_in_a_scope_are_not_known_outside():
     log = ScalarLog(0)
     for prefix in ("scope/", "", "scope/"):
         log.open_scope(prefix)
-        log.put_all({"a": 1.0}, True)
+        put_all(log, {"a": 1.0}, True)
     assert log.take()[0] == [None, "scope/a", ["a"], "scope/a"]
     assert log.hints == {"scope/a": True, "a": True}
 
@@ -168,10 +175,10 @@ def test_names_known_in_a_scope_are_not_known_outside():
 def test_a_hint_that_replaces_that_of_a_checkpoint_counts_for_names_together_too():
     log = ScalarLog(0)
     log.take_hint("acc", True)
-    log.put_all({"acc": 1.0}, True)
+    put_all(log, {"acc": 1.0}, True)
     log.put("acc", 2.0, smoothing_hint=False)
     with pytest.raises(ValueError, match="metric 'acc' was put with smoothing_hint=False before"):
-        log.put_all({"acc": 3.0}, True)
+        put_all(log, {"acc": 3.0}, True)
 
 
 def test_hints_that_are_refused_leave_those_of_a_checkpoint():
@@ -179,9 +186,9 @@ def test_hints_that_are_refused_leave_those_of_a_checkpoint():
     log.take_hint("acc", True)
     log.put("loss", 1.0)
     with pytest.raises(ValueError, match="metric 'loss' was put with smoothing_hint=True before"):
-        log.put_all({"acc": 1.0, "loss": 1.0}, False)
+        put_all(log, {"acc": 1.0, "loss": 1.0}, False)
     assert log.hints == {"acc": True, "loss": True}
-    log.put_all({"acc": 1.0}, False)  # it may still change
+    put_all(log, {"acc": 1.0}, False)  # it may still change
     assert log.hints == {"acc": False, "loss": True}
 
 
@@ -190,7 +197,7 @@ def test_groups_of_names_are_told_apart_by_all_of_their_names(count):
     log = ScalarLog(0)
     groups = [["first", *(f"{letter}{at}" for at in range(count))] for letter in "abab"]
     for number, names in enumerate(groups):
-        log.put_all(dict.fromkeys(names, float(number)), True)
+        put_all(log, dict.fromkeys(names, float(number)), True)
     assert log.take()[0] == [None, *groups]
 
 
@@ -234,7 +241,7 @@ def test_an_iteration_that_is_set_twice_begins_once():
 def test_ever_new_names_together_do_not_fill_the_memory():
     log = ScalarLog(0, lambda: log.take())
     for number in range(3 * MAX_KNOWN_TOGETHER):
-        log.put_all({f"metric{number}": 1.0}, True)
+        put_all(log, {f"metric{number}": 1.0}, True)
         assert len(log.known_together) <= MAX_KNOWN_TOGETHER
 
 
@@ -243,12 +250,12 @@ def test_a_log_in_which_scalars_are_put_together_is_emptied_when_it_is_full():
     scalars = {f"metric{number}": 1.0 for number in range(100)}
     for at in range(2 * MAX_ENTRIES // 100):
         log.go_to(at)
-        log.put_all(scalars, True)
+        put_all(log, scalars, True)
         assert len(log.entries) + 100 * sum(isinstance(name, list) for name in log.entries) < (
             MAX_ENTRIES + 300
         )
     for _ in range(2 * MAX_IN_STEP // 100):  # in one iteration
-        log.put_all(scalars, True)
+        put_all(log, scalars, True)
         assert 100 * sum(isinstance(name, list) for name in log.entries) < MAX_IN_STEP + 300
 
 
