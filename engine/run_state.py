@@ -1,5 +1,6 @@
 """RunState: what is saved of a run beside model and optimizer, and how the next run takes it up."""
 
+import logging
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,14 +11,16 @@ from engine.events import EventStorage
 from engine.hooks.base import HookBase
 from engine.hooks.hook_list import EvaluationLeft
 from engine.parallel import comm
-from engine.parallel.random_states import gather_random_states, restore_random_states
+from engine.parallel.random_states import restore_random_states
 from engine.stop_decision import StopDecision
 from engine.utils.random_state import get_random_state
 
 if TYPE_CHECKING:
     from engine.train_loop import TrainerBase
 
-_SAVED_KEYS = ("storage", "random_states", "left_at", "stopped", "finished")
+logger = logging.getLogger(__name__)
+
+_SAVED_KEYS = ("storage", "random_states", "data_states", "left_at", "stopped", "finished")
 
 
 class RunState:
@@ -37,7 +40,8 @@ class RunState:
         # The state to save if the evaluation that is running is left; {} where none is.
         self._before_evaluation: dict[str, Any] = {}
         self._state_to_save: dict[str, Any] = {}  # set where an evaluation was left
-        self._random_states: tuple[object, list[dict]] = (None, [])  # when, and of all ranks
+        # When, and of all ranks the random states and those of their data loaders.
+        self._gathered: tuple[object, list[tuple[dict[str, Any], Any]]] = (None, [])
         self._common_hooks: set[str] = set()  # of all ranks, where there are several
         self._after_epoch_at = -1  # the last iteration whose `after_epoch` has begun
 
@@ -56,7 +60,9 @@ class RunState:
             self._gather_from_ranks()
 
     def _gather_from_ranks(self) -> None:
-        self._random_states = self._moment(), gather_random_states()
+        loader = self._trainer._loader_with_state()
+        data_state = None if loader is None else loader.state_dict()
+        self._gathered = self._moment(), comm.gather((get_random_state(), data_state))
         self._trainer.storage.join_ranks()  # or lines after a resume would begin with rank 0's own
 
     def _now(self) -> dict[str, Any]:
@@ -65,9 +71,12 @@ class RunState:
             state["hooks"] = hooks
         if hasattr(trainer, "storage"):  # without one, another trainer runs this one's steps
             state["storage"] = trainer.storage.state_dict()
-            gathered_at, states = self._random_states
-            is_fresh = gathered_at == self._moment()
-            state["random_states"] = states if is_fresh else [get_random_state()]
+            gathered_at, of_ranks = self._gathered
+            if gathered_at != self._moment():
+                of_ranks = [(get_random_state(), None)]
+            state["random_states"] = [random_state for random_state, _ in of_ranks]
+            if any(data_state is not None for _, data_state in of_ranks):
+                state["data_states"] = [data_state for _, data_state in of_ranks]
         if hook := self._owed_after_epoch():
             state["left_at"] = {"point": "after_epoch", "hook": hook}
         return state
@@ -114,7 +123,7 @@ class RunState:
         is_over = bool(stopped) or start_iter == max_iter
         self.takes_up = (is_over and not saved.get("finished", True)) or "left_at" in saved
         self._before_evaluation, self._state_to_save = {}, {}
-        self._random_states, self._after_epoch_at = (None, []), -1
+        self._gathered, self._after_epoch_at = (None, []), -1
         return StopDecision(stopped.get("reasons", ()), stopped.get("is_made", False))
 
     def compare_ranks(self) -> None:
@@ -145,6 +154,7 @@ class RunState:
             trainer._steps_are_joint = True
         if "random_states" in saved:
             restore_random_states(saved["random_states"])
+            self._restore_data_state(saved.get("data_states", []))
         if left_at := saved.get("left_at"):
             trainer.iter -= 1
             trainer.storage.iter, trainer._iter_is_ahead = trainer.iter, False
@@ -154,6 +164,21 @@ class RunState:
             else:
                 self.run_after_epoch(first=left_at["hook"])
             trainer.iter += 1
+
+    def _restore_data_state(self, states: list[Any]) -> None:
+        """Give this rank's data loader its own state back; so far it has that of rank 0."""
+        loader, world_size = self._trainer._loader_with_state(), comm.get_world_size()
+        if loader is None or world_size == max(1, len(states)) == 1:
+            return
+        if len(states) == world_size:
+            loader.load_state_dict(states[comm.get_rank()])
+        elif comm.is_main_process():
+            logger.warning(
+                "The data loaders of %d processes were saved and there are %d: all of them go on "
+                "from the place of rank 0",
+                max(1, len(states)),
+                world_size,
+            )
 
     def run_after_epoch(self, first: str = "") -> None:
         trainer = self._trainer

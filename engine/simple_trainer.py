@@ -311,6 +311,11 @@ class SimpleTrainer(TrainerBase):
             self.data_loader.load_state_dict(state_dict["data_loader"])
             self._data_loader_iter_obj = None
 
+    def _loader_with_state(self) -> Any:
+        loader = self.data_loader
+        has_state = all(hasattr(loader, name) for name in ("state_dict", "load_state_dict"))
+        return loader if has_state and not hasattr(loader, "start_at") else None
+
 
 class AMPTrainer(SimpleTrainer):
     """SimpleTrainer with the forward pass in `precision`: float16 with a loss scaler, or bfloat16.

@@ -251,12 +251,18 @@ class TrainerBase:
         self._run_state.load_state_dict(state_dict)
 
     def gather_random_states(self, hook: HookBase) -> None:
-        """Have the random states of all ranks in what rank 0 saves next in this iteration.
+        """Have the random states of all ranks in what rank 0 saves next in this iteration, and
+        those of their data loaders.
 
         A hook that saves calls it with itself, in the same iterations on all ranks. Where other
         ranks do not have the hook, only rank 0's state is saved, and a resumed run is not exact.
         """
         self._run_state.gather_random_states(hook)
+
+    def _loader_with_state(self) -> Any:
+        """The data loader, if its place does not follow from the iteration; else None."""
+        inner = self._inner_trainer()
+        return inner._loader_with_state() if inner else None
 
     @property
     def next_iter(self) -> int:

@@ -174,6 +174,18 @@ def test_a_loader_with_state_goes_on_where_it_was_saved():
     assert model.batches == [4.0, 5.0]
 
 
+def test_the_places_of_another_number_of_processes_are_told(log):
+    first = make_trainer(Numbered(lambda weight, batch: weight * batch), Stateful(), 1e-3)
+    first.train(0, 3)
+    state = first.state_dict() | {"data_states": [{"next": 3}, {"next": 30}]}
+    model = Numbered(lambda weight, batch: weight * batch)
+    resumed = make_trainer(model, Stateful(), 1e-3)
+    resumed.load_state_dict(state)
+    resumed.train(resumed.iter + 1, 5)
+    assert model.batches == [4.0, 5.0]
+    assert "data loaders of 2 processes were saved and there are 1" in log.text
+
+
 def test_going_back_to_a_state_goes_back_in_the_data():
     class Restarting(Stateful):
         """Reads its place only when an iteration begins, as loaders with workers do."""

@@ -1,9 +1,11 @@
-"""SimpleTrainer on two processes: when the loss of one of them is NaN, and when one is slow."""
+"""SimpleTrainer on two processes: when the loss of one of them is NaN, when one is slow, and when
+each reads a stream of its own."""
 
 import logging
 import math
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from engine import SimpleTrainer, hooks
+from engine.checkpoint import Checkpointer
 from engine.events import scalar
 from engine.parallel.ddp import create_ddp_model
 
@@ -52,6 +55,38 @@ def train_slowly(model: nn.Module, *slow_hooks: hooks.HookBase) -> dict[str, flo
     return {name: value for name, (value, _) in trainer.storage.latest().items()}
 
 
+class Shard:
+    """The numbers of one rank's file, which its state names."""
+
+    def __init__(self) -> None:
+        self.place = {"file": dist.get_rank(), "next": 0}
+
+    def __iter__(self) -> Iterator[float]:
+        while True:
+            self.place["next"] += 1
+            yield 100.0 * self.place["file"] + self.place["next"]
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.place)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = dict(state)
+
+
+def train_on_shards(folder: Path, steps: int) -> list[float]:
+    """Train up to so many steps, from the last checkpoint on; the batches of this rank."""
+    model, batches = create_ddp_model(Scaled()), []
+    model.module.register_forward_pre_hook(lambda _, inputs: batches.append(*inputs))
+    trainer = SimpleTrainer(model, Shard(), torch.optim.SGD(model.parameters(), 1e-4))
+    checkpointer = Checkpointer(model, folder, trainer=trainer)
+    trainer.register_hooks([hooks.PeriodicCheckpointer(checkpointer, 10)])
+    trainer.iter = -1
+    checkpointer.resume_or_load("")
+    trainer.train(trainer.iter + 1, steps)
+    dist.barrier()
+    return batches
+
+
 def work(rank: int, folder: Path) -> dict:
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
@@ -69,6 +104,7 @@ def work(rank: int, folder: Path) -> dict:
     seen |= {"waiting": train((1,), False, 6), "fused": train((1,), True, 6)}
     seen["warnings"] = warnings.copy()
     seen["fused, both bad"] = train((0, 1), True, 6)
+    seen["shards"] = train_on_shards(folder, 3) + train_on_shards(folder, 5)
     return seen
 
 
@@ -95,3 +131,8 @@ def test_a_rank_that_is_slow_by_itself_is_named(processes):
 @pytest.mark.parametrize("case", ["slow forward pass", "slow hook"])
 def test_the_time_that_a_rank_is_busy_is_that_of_the_slowest(processes, case):
     assert processes[0][case]["busy_time"] > 0.03 > processes[0][case]["data_time"]
+
+
+def test_each_rank_goes_on_with_the_data_that_it_had(processes):
+    assert processes[0]["shards"] == [1, 2, 3, 4, 5]
+    assert processes[1]["shards"] == [101, 102, 103, 104, 105]

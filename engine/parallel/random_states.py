@@ -4,14 +4,9 @@ import logging
 from typing import Any
 
 from engine.parallel import comm
-from engine.utils.random_state import get_random_state, set_random_state
+from engine.utils.random_state import set_random_state
 
 logger = logging.getLogger(__name__)
-
-
-def gather_random_states() -> list[dict[str, Any]]:
-    """The states of all ranks in their order, on rank 0; [] on the others. All ranks call it."""
-    return comm.gather(get_random_state())
 
 
 def restore_random_states(states: list[dict[str, Any]]) -> None:
