@@ -29,8 +29,16 @@ class TrainingSampler(Sampler[int]):
     """Endless passes over `size` samples, each pass shuffled anew.
 
     A seed of None or below 0 means a random one that all ranks agree on. Subclasses change what a
-    pass holds by overriding `order`; it must return `epoch_size` indices for every epoch.
+    pass holds by overriding `order`; it must return `epoch_size` indices for every epoch. With an
+    `__iter__` of their own, a run is resumed by going through the indices up to its place.
     """
+
+    def __init_subclass__(cls) -> None:
+        if "_infinite_indices" in vars(cls) and cls.__iter__ is TrainingSampler.__iter__:
+            raise TypeError(
+                f"{cls.__name__}._infinite_indices, as in detectron2, is never called here: "
+                "override order(epoch), which returns the indices of one pass over all ranks"
+            )
 
     def __init__(
         self,

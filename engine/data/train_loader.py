@@ -109,8 +109,8 @@ class GlobalBatches(Sampler[list[tuple[int, int]]]):
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         rank, world_size = rank_and_world_size(self.sampler)
-        if iter_from := getattr(self.sampler, "iter_from", None):
-            indices = iter_from(self.start)
+        if _can_jump(self.sampler):
+            indices = self.sampler.iter_from(self.start)  # type: ignore[attr-defined]
         else:
             passes = repeat_passes(self.sampler, self.sampler, "sampler", "index")
             indices = islice(passes, self.start // world_size, None)
@@ -119,6 +119,15 @@ class GlobalBatches(Sampler[list[tuple[int, int]]]):
             (index, derive_seed(seed, place)) for index, place in zip(indices, places, strict=False)
         )
         return iter(lambda: list(islice(pairs, self.batch_size)), [])
+
+
+def _can_jump(sampler: Iterable[int]) -> bool:
+    """Whether it has an `iter_from` that gives what its `__iter__` does: a subclass may have
+    changed the latter alone."""
+    for kind in type(sampler).__mro__:
+        if "iter_from" in vars(kind) or "__iter__" in vars(kind):
+            return "iter_from" in vars(kind)
+    return False
 
 
 def repeat_passes(source: Iterable[Any], owner: Any, kind: str, item_kind: str) -> Iterator[Any]:

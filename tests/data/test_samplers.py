@@ -1,6 +1,6 @@
 import logging
 from collections import Counter
-from itertools import islice
+from itertools import cycle, islice
 
 import pytest
 import torch
@@ -76,6 +76,14 @@ def test_starting_late_builds_one_pass_only():
 
     take(Counting(10, seed=0), 5, start=10**12 + 3)
     assert epochs == [10**11]
+
+
+def test_a_subclass_for_detectron2_is_told_what_to_override():
+    with pytest.raises(TypeError, match=r"Balanced\._infinite_indices.*override order\(epoch\)"):
+
+        class Balanced(TrainingSampler):
+            def _infinite_indices(self):
+                yield from cycle([0, 1])
 
 
 def test_a_saved_state_brings_a_random_seed_back():

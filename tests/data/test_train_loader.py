@@ -196,6 +196,19 @@ def test_torchs_distributed_sampler_is_told_its_epoch_also_when_started_late():
     assert [batch.tolist() for batch in islice(late, 5)] == straight[4:]
 
 
+class Even(TrainingSampler):
+    def __iter__(self):
+        return (index for index in super().__iter__() if index % 2 == 0)
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_sampler_that_changes_the_iteration_alone_is_heeded(start):
+    loader = build_train_loader(list(range(20)), sampler=Even(20, seed=0), total_batch_size=4)
+    loader.start_at(start)
+    seen = torch.cat(list(islice(loader, 5))).tolist()
+    assert seen == list(islice(Even(20, seed=0), 4 * start, 4 * start + 20))
+
+
 def test_an_iterable_data_set_is_read_up_to_the_start_and_says_so(caplog):
     class Count(IterableDataset):
         def __iter__(self):
