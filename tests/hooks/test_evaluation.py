@@ -1,6 +1,7 @@
 import json
 import signal
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -383,3 +384,27 @@ def test_a_result_with_the_name_of_a_loss_is_stored_beside_it(batches, log):
 def test_a_result_in_the_place_of_the_function_is_refused_at_once():
     with pytest.raises(TypeError, match=r"called at each evaluation, got \{'accuracy': 1"):
         EvalHook(5, {"accuracy": 1.0})
+
+
+def work(rank: int, folder: Path) -> list[float]:
+    """The learning rates of a hook that follows the results, which rank 0 alone has."""
+
+    class Halve(HookBase):
+        def after_eval(self, results: dict[str, float]) -> None:
+            if results.get("task/loss") == 1.0:
+                optimizer.param_groups[0]["lr"] /= 2
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    rates: list[float] = []
+    model = nn.Linear(4, 1)
+    model.forward = lambda batch: (batch @ model.weight.T).mean()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    trainer = SimpleTrainer(model, [torch.ones(2, 4)], optimizer)
+    results = {"task": {"loss": 1.0}} if rank == 0 else None
+    trainer.register_hooks([EvalHook(2, lambda: results), Halve()])
+    trainer.train(0, 6)
+    return rates
+
+
+def test_results_of_rank_0_reach_hooks_of_ranks_that_have_none(processes):
+    assert processes == [[0.5, 0.25, 0.125]] * 2
