@@ -35,26 +35,30 @@ class LRScheduler(HookBase):
         self._multiplier: LRMultiplier | None = None  # follows a ParamScheduler in one run
 
     def before_train(self) -> None:
-        self._optimizer = self._given_optimizer or self.trainer.optimizer  # type: ignore[attr-defined]
-        self._multiplier = None
+        self._follow(self._given_optimizer or self.trainer.optimizer)  # type: ignore[attr-defined]
+        self._put = self.trainer.storage.put_scalar
+
+    def after_step(self) -> None:
+        # A hook may have put another optimizer, or another schedule, into the trainer.
+        optimizer = self._given_optimizer or self.trainer.optimizer  # type: ignore[attr-defined]
+        if optimizer is not self._optimizer:
+            self._follow(optimizer)
+        self._put("lr", optimizer.param_groups[self._best_param_group_id]["lr"], False)
+        self.scheduler.step()
+
+    def _follow(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._multiplier = optimizer, None
         if self.scheduler is None:
             raise ValueError("LRScheduler got no schedule, and the trainer has none")
         _check_schedule(self.scheduler)
         if isinstance(self.scheduler, ParamScheduler):
             self._multiplier = LRMultiplier(
-                self._optimizer,
+                optimizer,
                 self.scheduler,
                 self.trainer.max_iter,
                 last_iter=self.trainer.iter - 1,
             )
-        self._best_param_group_id = self.get_best_param_group_id(self._optimizer)
-        self._step = self.scheduler.step
-        self._put = self.trainer.storage.put_scalar
-
-    def after_step(self) -> None:
-        lr = self._optimizer.param_groups[self._best_param_group_id]["lr"]  # type: ignore[union-attr]
-        self._put("lr", lr, False)
-        self._step()
+        self._best_param_group_id = self.get_best_param_group_id(optimizer)
 
     @property
     def scheduler(self) -> Any:
@@ -73,12 +77,11 @@ class LRScheduler(HookBase):
         return rates.index(Counter(rates).most_common(1)[0][0])
 
     def state_dict(self) -> dict[str, Any]:
-        if isinstance(self.scheduler, TorchLRScheduler):
-            return self.scheduler.state_dict()
-        return {}
+        # A schedule of the user's own need not be one of torch's.
+        return self.scheduler.state_dict() if hasattr(self.scheduler, "state_dict") else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if isinstance(self.scheduler, TorchLRScheduler):
+        if hasattr(self.scheduler, "load_state_dict"):
             self.scheduler.load_state_dict(state_dict)
 
 

@@ -120,6 +120,20 @@ def test_a_second_run_follows_the_optimizer_of_the_trainer(model, batches):
     assert trainer.optimizer.param_groups[0]["lr"] == 0.0
 
 
+def test_an_optimizer_and_a_schedule_of_a_second_phase_take_over(model, batches):
+    def begin_second_phase(trainer) -> None:
+        if trainer.iter == 1:
+            trainer.optimizer = torch.optim.SGD(model.parameters(), lr=8.0)
+            trainer.scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
+
+    trainer = make_trainer(model, batches)
+    trainer.scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.1)
+    trainer.register_hooks([LRScheduler(), CallbackHook(after_step=begin_second_phase)])
+    trainer.train(0, 5)
+    assert stored_lrs(trainer) == pytest.approx([1.0, 0.1, 8.0, 4.0, 2.0])
+    assert trainer.optimizer.param_groups[0]["lr"] == 1.0
+
+
 def schedule_of_torch(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
 
@@ -128,7 +142,24 @@ def curve(optimizer):
     return CosineParamScheduler(1.0, 0.0)
 
 
-@pytest.mark.parametrize("make_scheduler", [schedule_of_torch, curve])
+class Harmonic:
+    """A schedule that is none of torch's."""
+
+    def __init__(self, optimizer) -> None:
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.optimizer.param_groups[0]["lr"] = 0.1 / (1 + self.steps)
+
+    def state_dict(self) -> dict:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        self.steps = state_dict["steps"]
+
+
+@pytest.mark.parametrize("make_scheduler", [schedule_of_torch, curve, Harmonic])
 def test_a_resumed_run_goes_on_with_the_same_rates(model, batches, tmp_path, make_scheduler):
     def make() -> SimpleTrainer:
         trainer = make_trainer(model, batches, lr=0.1)
