@@ -1,6 +1,7 @@
 """EMAHook: evaluates with an average of the weights instead of the latest ones."""
 
 import copy
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from engine.checkpoint import CheckpointError
+from engine.checkpoint.finite import is_finite
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel.fsdp import reshard, shard_like
@@ -21,10 +23,10 @@ class EMAHook(HookBase):
 
     From the weights after `start` (500 iterations, "2 epoch") on, the average is
     `decay * average + (1 - decay) * weights` every `period`; until then it is the weights. Buffers
-    are the model's own, or with `buffers` the floating-point ones are averaged too. The average is
-    kept in float32 at least: in a lower precision it would hardly move. `model` is the trainer's
-    unless given. The weights that train are never touched but during an evaluation, which
-    needs memory for a copy of them.
+    are the model's own, or with `buffers` the floating-point ones are averaged too, but for masks
+    of -inf. The average is kept in float32 at least: in a lower precision it would hardly move.
+    `model` is the trainer's unless given. The weights that train are never touched but during an
+    evaluation, which needs memory for a copy of them.
     """
 
     priority = Priority.ABOVE_NORMAL  # evaluations and checkpoints of a step find it averaged
@@ -122,8 +124,14 @@ class EMAHook(HookBase):
         reshard(self.model)
         named = dict[str, torch.Tensor](self.model.named_parameters())
         if self._buffers:
-            named.update(self.model.named_buffers())
+            buffers = self.model.named_buffers()
+            named.update({name: one for name, one in buffers if name not in self._masks})
         return {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
+
+    @cached_property
+    def _masks(self) -> set[str]:
+        """Buffers that are infinite from the start: the average of -inf and -inf would be NaN."""
+        return {name for name, one in self.model.named_buffers() if not is_finite(one)}
 
     def _update_average(self) -> None:
         if not self._buffers:

@@ -191,6 +191,17 @@ def test_buffers_are_the_models_unless_they_are_averaged_too(with_batch_norm, ba
     assert averaged.averaged_state_dict()["norm.num_batches_tracked"] == 6
 
 
+def test_a_mask_of_minus_infinity_stays_as_it_is(with_batch_norm, batches):
+    mask = torch.full((4, 4), -torch.inf).triu(1)
+    with_batch_norm.register_buffer("mask", mask.clone())
+    ema = EMAHook(decay=0.5, buffers=True)
+    make_trainer(with_batch_norm, batches, ema).train(0, 6)
+    assert torch.equal(ema.averaged_state_dict()["mask"], mask)
+    resumed = EMAHook(decay=0.5, buffers=True, model=with_batch_norm)
+    resumed.load_state_dict(ema.state_dict())
+    assert resumed.average.keys() == ema.average.keys()
+
+
 def test_the_averaged_state_dict_loads_into_a_new_model(with_batch_norm, batches):
     ema = EMAHook(decay=0.5)
     make_trainer(with_batch_norm, batches, ema).train(0, 6)
