@@ -54,11 +54,11 @@ def load_weights(cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
                 "No weights are given (MODEL.WEIGHTS, or --resume): the model is used as it is made"
             )
     loaded = checkpointer.resume_or_load(cfg.MODEL.WEIGHTS, resume=resume)
-    names = model.state_dict().keys()
+    state = model.state_dict()
+    names = {*state, *dict(model.named_buffers())}  # some buffers are averaged and not saved
     averages = [average for average in find_averages(loaded) if average.keys() <= names]
     if len(averages) == 1:
-        state = model.state_dict()
-        average = {name: shard_like(one, state[name]) for name, one in averages[0].items()}
+        average = {n: shard_like(one, state[n]) for n, one in averages[0].items() if n in state}
         model.load_state_dict(average, strict=False)
         logger.info("The averaged weights are used, as in evaluations while training (EMAHook)")
     elif averages:

@@ -2,7 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from engine import SimpleTrainer
+from engine.checkpoint import Checkpointer
 from engine.config import ConfigError, configurable
+from engine.hooks import EMAHook
 from engine.modeling import META_ARCH_REGISTRY, build_model, load_weights
 
 pytestmark = pytest.mark.usefixtures("log")
@@ -113,6 +116,23 @@ def test_averaged_weights_are_used_as_in_the_evaluations_of_their_run(digits_cfg
     assert first_weight() == first_weight(Teacher=others) == trained
     assert first_weight(EMAHook=average, Other=average) == trained
     assert "has 2 averages of the weights: none is used" in log.text
+
+
+def test_averaged_weights_are_used_though_a_buffer_among_them_is_not_saved(digits_cfg, tmp_path):
+    def make_model():
+        model = nn.Linear(1, 1)
+        model.register_buffer("table", torch.arange(3.0), persistent=False)
+        return model
+
+    trained = make_model()
+    trainer = SimpleTrainer(trained, [], torch.optim.SGD(trained.parameters()))
+    ema = EMAHook(buffers=True, model=trained)
+    ema.average = {"weight": torch.tensor([[5.0]]), "bias": torch.zeros(1), "table": trained.table}
+    trainer.register_hooks([ema])
+    Checkpointer(trained, tmp_path, trainer=trainer).save("model")
+    evaluated = make_model()
+    load_weights(digits_cfg("MODEL.WEIGHTS", str(tmp_path / "model.pth")), evaluated)
+    assert evaluated.weight.item() == 5.0
 
 
 def test_a_missing_file_of_weights_is_named(digits_cfg, tmp_path):
