@@ -32,7 +32,12 @@ from engine.checkpoint.folder import (
 )
 from engine.checkpoint.last_checkpoint import NUMBERED, begin_run, has_begun_anew, tag_last
 from engine.checkpoint.manifest import Manifest
-from engine.checkpoint.matching import match_by_suffix, mismatch_table
+from engine.checkpoint.matching import (
+    WRAPPER,
+    match_by_suffix,
+    mismatch_table,
+    shield_own_prefix,
+)
 from engine.checkpoint.plain import as_plain
 from engine.checkpoint.sharded import read_sharded, write_sharded
 from engine.parallel import comm
@@ -381,11 +386,13 @@ class Checkpointer(FvcoreCheckpointer):
             saved = checkpoint["model"]
             matches = match_by_suffix(list(saved), names)
             checkpoint["model"] = {matches.get(name, name): v for name, v in saved.items()}
-        _strip_prefix_if_present(checkpoint["model"], "module.")
+        shield_own_prefix(checkpoint["model"], names)
+        _strip_prefix_if_present(checkpoint["model"], WRAPPER)
         for name in wanted.keys() & checkpoint["model"].keys():
             if is_sharded_tensor(wanted[name]):
                 checkpoint["model"][name] = shard_like(checkpoint["model"][name], wanted[name])
         extra = _take_extra_states(checkpoint["model"])
+        shield_own_prefix(checkpoint["model"], names)  # fvcore strips once more
         result = super()._load_model(checkpoint)
         for name, value in extra.items():
             if name not in result.missing_keys:  # no module has a place for it

@@ -1,9 +1,13 @@
 """Names of weights: which belong together though they begin differently, and which fit nothing."""
 
+from collections.abc import Collection
+from typing import Any
+
 from fvcore.common.checkpoint import _IncompatibleKeys
 from tabulate import tabulate
 
 MOST_ROWS = 40  # of a table
+WRAPPER = "module."  # what DistributedDataParallel puts before the names of its model
 
 
 def match_by_suffix(saved: list[str], wanted: list[str]) -> dict[str, str]:
@@ -25,6 +29,19 @@ def match_by_suffix(saved: list[str], wanted: list[str]) -> dict[str, str]:
             matches[old] = new
             taken.add(new)
     return matches
+
+
+def shield_own_prefix(saved: dict[str, Any], wanted: Collection[str]) -> None:
+    """Put a wrapper's prefix before the saved names, where those of the model itself begin so.
+
+    To be called before fvcore takes it away, as it does wherever all names have it.
+    """
+    is_own = bool(wanted) and all(name.startswith(WRAPPER) for name in wanted)
+    if not is_own or all(name.startswith(2 * WRAPPER) for name in saved):
+        return
+    for names in (saved, getattr(saved, "_metadata", {})):
+        for name in list(names):
+            names[f"{WRAPPER}{name}"] = names.pop(name)
 
 
 def mismatch_table(result: _IncompatibleKeys) -> str:

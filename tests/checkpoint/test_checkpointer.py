@@ -430,6 +430,23 @@ def test_weights_of_a_wrapped_model_are_loaded(tmp_path, log):
     assert warnings(log) == []
 
 
+class WithLoss(nn.Module):
+    """Calls its only part "module", as wrappers do."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel])
+def test_a_model_may_call_its_only_part_as_wrappers_do(tmp_path, log, wrap):
+    saved, model = WithLoss(Migrating()), WithLoss(Migrating())
+    nn.init.constant_(saved.module.weight, 3.0)
+    Checkpointer(model).load(save_weights(wrap(saved), tmp_path))
+    assert values(model) == {3.0}
+    assert warnings(log) == []
+
+
 def test_weights_are_matched_by_the_ends_of_their_names_when_asked(tmp_path, log):
     backbone = two_layers()
     model = nn.ModuleDict({"backbone": two_layers(), "head": nn.Linear(2, 2)})
