@@ -40,6 +40,8 @@ def write_sharded(folder: str, state: dict[str, Any], tied: dict[str, str]) -> N
 
     with joint_errors():
         plain = {key: as_plain(value, key, set_apart) for key, value in state.items()}
+        # A model whose state dict is its own may leave out either name.
+        tied = {one: first for one, first in tied.items() if {one, first} <= plain["model"].keys()}
         for name in tied:
             del plain["model"][name], parts[f"model[{name!r}]"]
     write_parts(folder, parts)

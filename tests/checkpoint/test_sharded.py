@@ -125,6 +125,20 @@ def test_weights_with_two_names_are_saved_once_and_loaded_twice(tmp_path, shard)
     assert torch.equal(plain.first.weight, model.state_dict()["first.weight"].full_tensor())
 
 
+class SavedUnderOneName(Tied):
+    def state_dict(self, *args, **kwargs):
+        state = super().state_dict(*args, **kwargs)
+        del state["second.weight"]
+        return state
+
+
+def test_a_model_may_leave_out_the_second_name_of_a_weight_itself(tmp_path, shard):
+    model, plain = shard(SavedUnderOneName()), SavedUnderOneName()
+    Checkpointer(model, tmp_path).save("model")
+    Checkpointer(plain).load(str(tmp_path / "model"))
+    assert torch.equal(plain.second.weight, model.state_dict()["first.weight"].full_tensor())
+
+
 def test_a_tensor_without_data_cannot_be_saved(tmp_path):
     with pytest.raises(TypeError, match=r"mask\[0\] has no data"):
         write_sharded(str(tmp_path), {"model": {}, "mask": [torch.ones(1, device="meta")]}, {})
