@@ -3,7 +3,9 @@
 import logging
 import os
 from inspect import signature
+from itertools import chain
 
+import torch
 from torch import nn
 
 from engine.checkpoint import Checkpointer, find_averages
@@ -54,12 +56,17 @@ def load_weights(cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
                 "No weights are given (MODEL.WEIGHTS, or --resume): the model is used as it is made"
             )
     loaded = checkpointer.resume_or_load(cfg.MODEL.WEIGHTS, resume=resume)
-    state = model.state_dict()
-    names = {*state, *dict(model.named_buffers())}  # some buffers are averaged and not saved
-    averages = [average for average in find_averages(loaded) if average.keys() <= names]
+    own = dict(chain[tuple[str, torch.Tensor]](model.named_parameters(), model.named_buffers()))
+    shapes = {name: tensor.shape for name, tensor in own.items()}.items()
+    averages = [
+        average
+        for average in find_averages(loaded)
+        if {name: one.shape for name, one in average.items()}.items() <= shapes
+    ]
     if len(averages) == 1:
-        average = {n: shard_like(one, state[n]) for n, one in averages[0].items() if n in state}
-        model.load_state_dict(average, strict=False)
+        with torch.no_grad():  # not by a state dict, which may lack what is averaged
+            for name, one in averages[0].items():
+                own[name].copy_(shard_like(one, own[name]))
         logger.info("The averaged weights are used, as in evaluations while training (EMAHook)")
     elif averages:
         logger.warning("The checkpoint has %d averages of the weights: none is used", len(averages))

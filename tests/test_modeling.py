@@ -118,21 +118,32 @@ def test_averaged_weights_are_used_as_in_the_evaluations_of_their_run(digits_cfg
     assert "has 2 averages of the weights: none is used" in log.text
 
 
-def test_averaged_weights_are_used_though_a_buffer_among_them_is_not_saved(digits_cfg, tmp_path):
-    def make_model():
-        model = nn.Linear(1, 1)
-        model.register_buffer("table", torch.arange(3.0), persistent=False)
-        return model
+class SavesItsHead(nn.Module):
+    """Leaves out what it does not train, and a table that it makes itself."""
 
-    trained = make_model()
-    trainer = SimpleTrainer(trained, [], torch.optim.SGD(trained.parameters()))
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Linear(2, 2).requires_grad_(False)
+        self.head = nn.Linear(2, 1)
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+
+    def state_dict(self, *args, **kwargs):
+        state = super().state_dict(*args, **kwargs)
+        return {name: one for name, one in state.items() if name.startswith("head.")}
+
+
+def test_averaged_weights_are_used_though_not_all_of_them_are_saved(digits_cfg, tmp_path):
+    trained = SavesItsHead()
+    trainer = SimpleTrainer(trained, [], torch.optim.SGD(trained.head.parameters()))
     ema = EMAHook(buffers=True, model=trained)
-    ema.average = {"weight": torch.tensor([[5.0]]), "bias": torch.zeros(1), "table": trained.table}
+    ema.average = dict(trained.named_parameters()) | dict(trained.named_buffers())
+    ema.average["head.weight"] = torch.full((1, 2), 5.0)
     trainer.register_hooks([ema])
     Checkpointer(trained, tmp_path, trainer=trainer).save("model")
-    evaluated = make_model()
+    evaluated = SavesItsHead()
     load_weights(digits_cfg("MODEL.WEIGHTS", str(tmp_path / "model.pth")), evaluated)
-    assert evaluated.weight.item() == 5.0
+    assert evaluated.head.weight.tolist() == [[5.0, 5.0]]
+    assert torch.equal(evaluated.backbone.weight, trained.backbone.weight)
 
 
 def test_a_missing_file_of_weights_is_named(digits_cfg, tmp_path):
