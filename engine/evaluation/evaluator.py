@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine.events import get_event_storage, has_event_storage
 from engine.parallel import comm
-from engine.parallel.fsdp import missing_batches
+from engine.parallel.fsdp import missing_batches, reshard
 from engine.utils.endless import batches_per_epoch
 from engine.utils.registry import Registry
 
@@ -122,7 +122,8 @@ def inference_context(model: nn.Module) -> Iterator[None]:
     """Eval mode inside; afterwards each module is in the mode in which it was before.
 
     Where DistributedDataParallel sends buffers around in a forward pass, it does not inside: ranks
-    may have different numbers of batches.
+    may have different numbers of batches. A sharded model has its shards afterwards: parameters
+    that are gathered are copies, and what is done to them would be lost.
     """
     modes = [(module, module.training) for module in model.modules()]
     sends_buffers = getattr(model, "require_forward_param_sync", None)
@@ -132,6 +133,7 @@ def inference_context(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        reshard(model)
         if sends_buffers:
             model.require_forward_param_sync = True  # type: ignore[assignment]
         # First for models that do more in train() than set the flag, then each one's own flag.

@@ -254,6 +254,8 @@ def work(rank: int, folder: Path) -> dict:
     compiled = wrap("fsdp")
     compiled.compile(backend="eager")
     train(compiled, 5)
+    evaluated = wrap("fsdp")
+    inference_on_dataset(evaluated, batches(1), None)
     exported = train(wrap("fsdp"), 2, [SafetensorsHook(str(folder))])
     part = shard_like(torch.arange(25.0).view(5, 5), wrap("fsdp").blocks[0].linear.weight)
     seen = {
@@ -274,6 +276,7 @@ def work(rank: int, folder: Path) -> dict:
         "compiled": difference(
             whole_weights(compiled), whole_weights(train(wrap("fsdp"), 5).model)
         ),
+        "evaluated": [is_sharded_tensor(parameter) for parameter in evaluated.parameters()],
         "names": list(compiled.state_dict()) == list(Net().state_dict()),
         "part": part.to_local().tolist(),
         "exported": {k: v.tolist() for k, v in whole_weights(exported.model).items()},
@@ -356,6 +359,11 @@ def test_averages_and_uneven_evaluations_are_those_of_ddp(processes):
         assert averages["average to weights"] > 1e-3  # or nothing was tested
         assert averages["losses"][1] == pytest.approx(averages["losses"][0], abs=1e-5)
         assert averages["batches"] == 5
+
+
+def test_an_evaluation_leaves_the_shards_and_not_copies_of_what_they_hold(processes):
+    for seen in processes:
+        assert all(seen["evaluated"])  # an optimizer of copies would train nothing
 
 
 def test_a_rank_without_a_batch_cannot_be_evaluated_on(processes):
