@@ -5,12 +5,15 @@ in which a tensor without data (on the device "meta") stands in the place of eac
 """
 
 import os
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
 
-from engine.checkpoint.folder import secure_file, write_listing
+from engine.checkpoint.file import CheckpointError
+from engine.checkpoint.folder import secure_file, temporary_name, write_listing
 from engine.checkpoint.plain import as_plain
 from engine.parallel import comm
 from engine.parallel.fsdp import is_sharded_tensor
@@ -18,6 +21,27 @@ from engine.parallel.joint_errors import joint_errors
 from engine.utils.files import atomic_write
 
 STATE_FILE = "state.pth"
+
+
+def refuse_unshared_folder(folder: str) -> None:
+    """Raise on all ranks if some do not see what rank 0 writes in the folder. All ranks call it."""
+    name = comm.all_gather(os.path.basename(temporary_name(os.path.join(folder, "shared"))))[0]
+    path = os.path.join(folder, name)
+    try:
+        with joint_errors():
+            if comm.is_main_process():
+                os.makedirs(folder, exist_ok=True)
+                open(path, "x").close()
+        with joint_errors():
+            if not os.path.exists(path):
+                raise CheckpointError(
+                    f"{folder} on {socket.gethostname()} is not the folder that rank 0 has under "
+                    "that name: a sharded model is saved in one that all machines share"
+                )
+    finally:
+        if comm.is_main_process():
+            with suppress(FileNotFoundError):
+                os.remove(path)
 
 
 def write_sharded(folder: str, state: dict[str, Any], tied: dict[str, str]) -> None:

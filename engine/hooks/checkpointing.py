@@ -14,6 +14,7 @@ from torch import nn
 
 from engine.checkpoint import Checkpointer, delete_checkpoint, warn_of_failed_save
 from engine.checkpoint.plain import as_plain
+from engine.checkpoint.sharded import refuse_unshared_folder
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
@@ -57,6 +58,9 @@ class PeriodicCheckpointer(HookBase):
     def before_train(self) -> None:
         self.max_iter = self.trainer.max_iter
         if isinstance(self.checkpointer, Checkpointer):
+            saves = self.is_joint and any(comm.all_gather(self.checkpointer.save_to_disk))
+            if saves and self.checkpointer.save_dir:
+                refuse_unshared_folder(self.checkpointer.save_dir)
             self._refuse_states_that_cannot_be_saved()
             if self.trainer.start_iter == 0:
                 self.checkpointer.begin_run()

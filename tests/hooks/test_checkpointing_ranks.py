@@ -1,4 +1,4 @@
-"""The last save of a sharded model on two processes, where something fails before it."""
+"""What is refused before a sharded model is saved by two processes, and its last save."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def train(folder: Path, fails: bool) -> str:
     try:
         trainer.train(0, 3)
     except Exception as error:
-        return type(error).__name__
+        return f"{type(error).__name__}: {error}"
     return ""
 
 
@@ -52,6 +52,7 @@ def work(rank: int, folder: Path) -> dict:
         error_of_hook_on_rank_0_alone(rank, lambda saves: BestCheckpointer(1, saves, "acc", "max")),
     ]
     seen = {"refused": refused, "all": train(folder / "all", True)}
+    seen["unshared"] = train(folder / f"machine{rank}", False)
     checkpointing.PATIENCE = 1.0
     seen["one"] = train(folder / "one", rank == 1)
     return seen
@@ -63,12 +64,20 @@ def test_a_hook_that_saves_shards_is_refused_where_not_all_ranks_have_it(process
             assert message.startswith(f"{name}Checkpointer waits for all ranks, so all must have")
 
 
+def test_a_folder_that_ranks_do_not_share_is_refused_before_the_first_step(processes, folder):
+    for seen in processes:
+        assert seen["unshared"].startswith("CheckpointError: ")
+        assert "machine1 on " in seen["unshared"]
+        assert "saved in one that all machines share" in seen["unshared"]
+    assert list((folder / "machine0").iterdir()) == []
+
+
 def test_where_all_ranks_have_failed_alike_the_run_is_saved(processes, folder):
-    assert [process["all"] for process in processes] == ["ZeroDivisionError"] * 2
+    assert [process["all"] for process in processes] == ["ZeroDivisionError: at the end"] * 2
     assert (folder / "all" / "model_final" / "files.json").exists()
 
 
 def test_where_one_has_failed_it_does_not_wait_for_the_others(processes, folder):
-    assert processes[1]["one"] == "ZeroDivisionError"
+    assert processes[1]["one"] == "ZeroDivisionError: at the end"
     assert processes[0]["one"] != ""  # it waits for the other until that is gone
     assert not (folder / "one" / "model_final").exists()
