@@ -60,6 +60,8 @@ def run_processes(job: Job) -> list[Any]:
 
     def tell(report: str, has_raised: bool) -> None:
         nonlocal has_failed_to_stop
+        if watch.has_killed:
+            return
         reports.append(job.find_mistake() or report)
         has_failed_to_stop |= has_raised and job.stop_code == REQUEUE_EXIT_CODE
         if len(reports) <= job.max_restarts and job.stop_code is None:
@@ -78,8 +80,9 @@ def run_processes(job: Job) -> list[Any]:
             stack.enter_context(heartbeat)
         while True:
             meetings -= 1
+            watch = Watch(job, _start_agent(job), heartbeat, strangers)
             try:
-                results = Watch(job, _start_agent(job), heartbeat, strangers).wait()
+                results = watch.wait()
                 if has_failed_to_stop:  # those that were started again had nothing to do
                     raise LaunchError(reports[-1])
                 return results
@@ -90,7 +93,8 @@ def run_processes(job: Job) -> list[Any]:
                     report += job.describe_progress(int(report.split()[1]), was_killed)
                 if job.stop_code is None or has_failed_to_stop:
                     raise LaunchError(report) from None
-                logger.error("%s", report)
+                if not watch.has_killed:
+                    logger.error("%s", report)
                 return [Exit(job.stop_code)]
             except RendezvousError as error:
                 is_lost = isinstance(error, RendezvousConnectionError) and job.machine_rank > 0

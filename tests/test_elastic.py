@@ -555,6 +555,17 @@ def test_a_signal_ends_processes_that_wait_for_one_that_starts_slowly(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM, errors
 
 
+@pytest.mark.slow
+def test_a_signal_ends_processes_that_import_for_long_without_a_word(tmp_path):
+    process = start("wait_for_signal", TMPDIR=str(tmp_path), SLOW_START="30")
+    while not (tmp_path / "one_starts_slowly").exists():
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=25)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert errors == "SIGTERM: SIGUSR1 to the processes\n"
+
+
 def main(name: str) -> None:
     if name == "die_once":
         print(json.dumps(launch(die_once, 2, max_restarts=1)))

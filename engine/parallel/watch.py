@@ -42,6 +42,7 @@ class Watch:
         self.pids: list[int] = []  # of the processes that have begun
         self.began = 0.0  # when the last of them did
         self.lost: int | None = None  # a machine that is silent
+        self.has_killed = False  # what did not end by itself when the run was asked to stop
         # When to go on without the agent; to kill who has not met the others of a run that is
         # asked to stop; and who is done with it.
         self.deadline = self.stop_deadline = self.done_deadline = math.inf
@@ -69,9 +70,11 @@ class Watch:
 
     def _is_agent_done(self) -> bool:
         # A process has to be watched before it ends: what comes after is the agent's.
-        are_all_there = len(self.pids) == self.job.num_processes and all(map(is_running, self.pids))
-        pause = 2 * MONITOR if are_all_there else GLANCE
+        pause = 2 * MONITOR if self._are_all_there() else GLANCE
         return bool(futures.wait([self.agent], timeout=pause).done)
+
+    def _are_all_there(self) -> bool:
+        return len(self.pids) == self.job.num_processes and all(map(is_running, self.pids))
 
     def _refuse_other_machines(self) -> None:
         """End where the flags of the machines that come together contradict each other."""
@@ -135,18 +138,27 @@ class Watch:
     def _see_to_stop(self) -> None:
         """Have a run that is asked to stop do so in time, but for ranks that still save."""
         now = time.monotonic()
-        self.stop_deadline = min(self.stop_deadline, now + PATIENCE)
         is_done = self.job.are_done()
+        if not (is_done or self._are_all_there()):
+            # Those that have not begun have nothing to save, and may import for long.
+            self._kill(spawned_pids().difference(self.strangers, self.pids))
+        self.stop_deadline = min(self.stop_deadline, now + PATIENCE)
         self.done_deadline = min(self.done_deadline, now + PATIENCE) if is_done else math.inf
         if now > self.stop_deadline:
             # They wait for others who will not come, in code that no signal interrupts.
-            send(signal.SIGKILL, self.job.pids_outside())
+            self._kill(self.job.pids_outside())
         if now > self.done_deadline:
-            send(signal.SIGKILL, self.pids)  # threads of the user's own keep them
+            self._kill(self.pids)  # threads of the user's own keep them
         if not any(map(is_running, self.pids)):
             # The agent may have started others in their place: they will see that they are to stop.
             patience = 3 * PATIENCE if self.pids else PATIENCE
             self.deadline = min(self.deadline, now + patience)
+
+    def _kill(self, pids: Iterable[int]) -> None:
+        """Kill processes of a run that is asked to stop, if there are any: no failure of theirs."""
+        running = list(filter(is_running, pids))
+        self.has_killed = self.has_killed or bool(running)
+        send(signal.SIGKILL, running)
 
 
 def _end(peers: set[int], find_pids: Callable[[], Iterable[int]]) -> None:
