@@ -234,6 +234,23 @@ def test_a_death_before_the_function_is_not_waited_for(tmp_path, death, report):
     assert time.monotonic() - start < 30  # as long as torch waits for the other one
 
 
+@pytest.mark.slow
+def test_a_process_that_fails_where_the_disk_is_full_says_so(small_disk, tmp_path, monkeypatch):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import shutil\nfrom pathlib import Path\n"
+        "from engine import launch\nfrom engine.parallel import comm\n"
+        "def main(disk):\n"
+        "    if comm.is_main_process():\n"
+        "        Path(disk, 'others').write_bytes(bytes(shutil.disk_usage(disk).free))\n"
+        "        1 / 0\n"
+        f"if __name__ == '__main__':\n    launch(main, 2, args=({str(small_disk)!r},))\n"
+    )
+    monkeypatch.setenv("TMPDIR", str(small_disk))
+    last_line = run_code(str(script), "").stderr.splitlines()[-1]
+    assert "LaunchError: a process has failed and could not say how, as the disk of" in last_line
+
+
 @pytest.mark.parametrize("way", ["pkg", "-m"])
 def test_a_function_in_the_main_of_a_package_is_refused(tmp_path, monkeypatch, way):
     package = tmp_path / "pkg"
