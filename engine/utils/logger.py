@@ -182,7 +182,9 @@ class _Formatter(logging.Formatter):
         if self.color and sys.stdout and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
             color = _COLORS.get(record.levelname, "red")
             prefix = colored(prefix, color, force_color=True)
-        return f"{prefix} {super().format(record)}"
+        text = f"{prefix} {super().format(record)}"
+        # A file name that is no UTF-8 has characters in it that cannot be written.
+        return text.encode(errors="backslashreplace").decode()
 
 
 def _log_file(output: str, rank: int) -> str:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from contextlib import redirect_stdout
 from shutil import disk_usage
 
 import pytest
@@ -41,6 +42,15 @@ def test_a_line_goes_to_the_console_and_to_the_file(tmp_path, capsys, name):
     printed = capsys.readouterr().out
     assert re.fullmatch(r"\[\d\d/\d\d \d\d:\d\d:\d\d\] 12 images\n", printed)
     assert (tmp_path / "log.txt").read_text().endswith(f" {name} INFO] 12 images\n")
+
+
+def test_a_file_name_that_is_no_utf_8_can_be_told(tmp_path, name):
+    file = os.fsdecode(b"caf\xe9.png")
+    stdout = io.TextIOWrapper(io.BytesIO(), "utf-8")  # as a terminal is; a captured one is not
+    with redirect_stdout(stdout):
+        setup_logger(tmp_path, name=name).info("cannot read %s", file)
+    assert (tmp_path / "log.txt").read_text().endswith("cannot read caf\\udce9.png\n")
+    assert stdout.buffer.getvalue().endswith(b"cannot read caf\\udce9.png\n")
 
 
 def test_the_console_names_the_source_of_a_warning(capsys, name):
