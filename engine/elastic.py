@@ -192,7 +192,7 @@ def _run_process(job: Job) -> Any:
         _handle_signals(signal.SIG_DFL)  # the agent sends one: no error of its own shall come of it
         # Often the echo of another's error or death, which is to be found first.
         time.sleep((10 if is_echo(error) else 3) * MONITOR)
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and _has_text(error):
             raise
         # torch reports no other: it takes KeyboardInterrupt for a good end, and waits for a result.
         raise RuntimeError(f"{type(error).__name__} ends this rank") from error
@@ -200,6 +200,14 @@ def _run_process(job: Job) -> Any:
     comm.leave_groups()
     # What the first process returns is all that `launch` gives on.
     return _sendable(result) if local_rank == 0 or isinstance(result, Exit) else None
+
+
+def _has_text(error: Exception) -> bool:
+    """Whether `str(error)` does not fail itself, as that of a user's own class may."""
+    with suppress(Exception):
+        str(error)
+        return True
+    return False
 
 
 def _sendable(result: Any) -> Any:

@@ -1,5 +1,6 @@
 """The processes of a machine. This file is also the program that launches them: see `start`."""
 
+import atexit
 import ctypes
 import json
 import multiprocessing
@@ -43,6 +44,20 @@ def fail_on_one_rank() -> None:
     """Rank 1 fails, and rank 0 when it hears no more of it."""
     if comm.get_rank() == 1:
         raise ZeroDivisionError("the error of rank 1")
+    comm.synchronize()
+
+
+class Untold(Exception):
+    def __str__(self) -> str:
+        return self.message  # which is never set
+
+
+def fail_without_a_message() -> None:
+    """Rank 1 fails, and takes so long to end that rank 0 fails for it."""
+    if comm.get_rank() == 1:
+        atexit.register(time.sleep, 3)
+        atexit.register(comm.leave_groups)
+        raise Untold
     comm.synchronize()
 
 
@@ -274,6 +289,7 @@ def killed_once(tmp_path_factory):
         ("return_on_one_rank", "Before that, rank 1 had come to the end of the program"),
         ("return_in_training", "Before that, rank 1 had come to the end of the program"),
         ("return_beside_a_collective", "Before that, rank 1 had come to the end of the program"),
+        ("fail_without_a_message", "Untold: <exception str() failed>"),
         ("fail_beside_a_collective", "ZeroDivisionError: the error of rank 1"),
         ("fail_beside_a_thread", "ZeroDivisionError: the error of rank 1"),
         ("interrupt_beside_a_thread", "RuntimeError: KeyboardInterrupt ends this rank"),
