@@ -26,6 +26,8 @@ from engine.launch import was_restarted
 from engine.parallel import comm
 from engine.parallel.joint_flags import JointFlags
 
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
 
 def die_once() -> dict:
     """The last rank is killed when it runs for the first time."""
@@ -351,8 +353,7 @@ def test_a_rank_that_ends_without_a_word_is_named(program):
 @pytest.mark.slow
 @pytest.mark.parametrize("beside", ["a_collective", "a_thread"])
 def test_under_torchrun_no_rank_is_left_waiting_for_one_that_has_failed(beside):
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    process = start(f"fail_beside_{beside}", *torchrun)
+    process = start(f"fail_beside_{beside}", *TORCHRUN)
     _, errors = process.communicate(timeout=110)
     assert process.returncode == 1
     assert "ZeroDivisionError: the error of rank 1" in errors
@@ -504,11 +505,12 @@ def test_another_process_of_the_program_that_fails_is_no_rank():
 
 
 @pytest.mark.slow
-def test_processes_die_with_a_launcher_that_is_killed():
-    process = start("wait_for_signal")
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["launch", "torchrun"])
+def test_processes_die_with_a_launcher_that_is_killed(launcher):
+    process = start("stay", *launcher)
     wait_for_calls(process, 2)
     process.kill()
-    process.communicate(timeout=60)  # which ends when the last process that writes has
+    process.communicate(timeout=15)  # which ends when the last process that writes has
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -130,8 +131,9 @@ def tell_of_leaving(file: Path) -> None:
 
 def end_with_launcher() -> None:
     """Have this process die when its launcher is killed, whose folder may then be another run's."""
-    if (launcher := multiprocessing.parent_process()) is not None:
-        threading.Thread(target=_end_after, args=(launcher,), daemon=True).start()
+    launcher = multiprocessing.parent_process()  # None under torchrun
+    wait = _wait_for_parent if launcher is None else launcher.join
+    threading.Thread(target=_end_after, args=(wait,), daemon=True).start()
 
 
 def end_in_time() -> None:
@@ -162,9 +164,15 @@ def exit_with(code: Any) -> NoReturn:
     os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
-def _end_after(launcher: Any) -> None:
-    launcher.join()
+def _end_after(wait: Callable[[], Any]) -> None:
+    wait()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait_for_parent() -> None:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(1)
 
 
 def _is_for_writing(descriptor: int) -> bool:
