@@ -60,8 +60,8 @@ def run_processes(job: Job) -> list[Any]:
 
     def tell(report: str, has_raised: bool) -> None:
         nonlocal has_failed_to_stop
-        if watch.has_killed:
-            return
+        if watch.has_killed and not has_raised:
+            return  # it is this launcher that has ended the process
         reports.append(job.find_mistake() or report)
         has_failed_to_stop |= has_raised and job.stop_code == REQUEUE_EXIT_CODE
         if len(reports) <= job.max_restarts and job.stop_code is None:
@@ -93,7 +93,7 @@ def run_processes(job: Job) -> list[Any]:
                     report += job.describe_progress(int(report.split()[1]), was_killed)
                 if job.stop_code is None or has_failed_to_stop:
                     raise LaunchError(report) from None
-                if not watch.has_killed:
+                if reports or not watch.has_killed:
                     logger.error("%s", report)
                 return [Exit(job.stop_code)]
             except RendezvousError as error:

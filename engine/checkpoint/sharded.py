@@ -6,6 +6,7 @@ in which a tensor without data (on the device "meta") stands in the place of eac
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
@@ -21,6 +22,7 @@ from engine.parallel.joint_errors import joint_errors
 from engine.utils.files import atomic_write
 
 STATE_FILE = "state.pth"
+LONGEST_DELAY = 10.0  # seconds after which a file is to be seen on all machines
 
 
 def refuse_unshared_folder(folder: str) -> None:
@@ -33,6 +35,9 @@ def refuse_unshared_folder(folder: str) -> None:
                 os.makedirs(folder, exist_ok=True)
                 open(path, "x").close()
         with joint_errors():
+            deadline = time.monotonic() + LONGEST_DELAY
+            while not os.path.exists(path) and time.monotonic() < deadline:
+                time.sleep(0.1)
             if not os.path.exists(path):
                 raise CheckpointError(
                     f"{folder} on {socket.gethostname()} is not the folder that rank 0 has under "
