@@ -20,7 +20,7 @@ class LRMultiplier(LRScheduler):
     the LR it comes with as its initial one.
 
     A curve is a function of the progress and nothing else, so it is asked for many iterations at
-    once, and a step costs next to nothing.
+    once, and a step costs next to nothing. A subclass with a `get_lr` of its own is asked in each.
     """
 
     def __init__(
@@ -94,18 +94,25 @@ class LRMultiplier(LRScheduler):
         if len(groups) > len(self.base_lrs):
             for group in groups[len(self.base_lrs) :]:
                 self.base_lrs.append(float(group.setdefault("initial_lr", float(group["lr"]))))
+        if type(self).get_lr is LRMultiplier.get_lr:
+            self._set_lrs()
+        else:
+            for group, lr in zip(groups, self.get_lr(), strict=True):
+                group["lr"] = _put(group["lr"], lr)
+        if self.momentum is not None:
+            self._set_momenta(value_at(self.momentum, self.last_epoch / self.max_iter))
+
+    def _set_lrs(self) -> None:
         place = self.last_epoch - self._first
         if not 0 <= place < len(self._factors):
             self._compute_factors()
             place = 0
         factor = self._factors[place]
-        for group, base in zip(groups, self.base_lrs, strict=True):
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             if type(group["lr"]) is float:
                 group["lr"] = base * factor
             else:
                 group["lr"] = _put(group["lr"], base * factor)
-        if self.momentum is not None:
-            self._set_momenta(value_at(self.momentum, self.last_epoch / self.max_iter))
 
     def _compute_factors(self) -> None:
         self._first = self.last_epoch

@@ -97,6 +97,15 @@ def test_each_of_many_iterations_has_its_own_value_also_after_a_jump():
         assert scheduler.get_last_lr() == scheduler.get_lr() == [expected]
 
 
+def test_a_subclass_may_have_rates_of_its_own():
+    class AtLeast(LRMultiplier):
+        def get_lr(self) -> list:
+            return [max(0.5, lr) for lr in super().get_lr()]
+
+    scheduler = AtLeast(sgd(1.0), LinearParamScheduler(1.0, 0.0), max_iter=4)
+    assert lrs_of_a_run(scheduler, 5) == [1.0, 0.75, 0.5, 0.5, 0.5]
+
+
 def test_the_state_is_plain_and_carries_the_schedule_on():
     curve = CosineParamScheduler(1.0, 0.0)
     straight = LRMultiplier(sgd(1.0, 0.5), curve, max_iter=10)
