@@ -90,7 +90,7 @@ def inference_on_dataset(
     emit = get_event_storage().emit if has_event_storage() else _do_nothing
     evaluator.reset()
     eval_mode = inference_context(model) if isinstance(model, nn.Module) else nullcontext()
-    if isinstance(model, DistributedDataParallel) and model.will_sync_module_buffers():
+    if isinstance(model, nn.Module) and _find_senders(model):
         comm.copy_from_rank_0(dict(model.named_buffers()))
     with eval_mode, torch.no_grad():
         on_start()
@@ -126,20 +126,26 @@ def inference_context(model: nn.Module) -> Iterator[None]:
     that are gathered are copies, and what is done to them would be lost.
     """
     modes = [(module, module.training) for module in model.modules()]
-    sends_buffers = getattr(model, "require_forward_param_sync", None)
+    senders = _find_senders(model)
     model.eval()
-    if sends_buffers:
-        model.require_forward_param_sync = False  # type: ignore[assignment]
+    for sender in senders:
+        sender.require_forward_param_sync = False
     try:
         yield
     finally:
         reshard(model)
-        if sends_buffers:
-            model.require_forward_param_sync = True  # type: ignore[assignment]
+        for sender in senders:
+            sender.require_forward_param_sync = True
         # First for models that do more in train() than set the flag, then each one's own flag.
         model.train(modes[0][1])
         for module, training in modes:
             module.training = training
+
+
+def _find_senders(model: nn.Module) -> list[DistributedDataParallel]:
+    """What sends its buffers around in forward passes: the model, or parts of a user's own."""
+    replicated = [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
+    return [one for one in replicated if one.will_sync_module_buffers()]
 
 
 class _Progress:

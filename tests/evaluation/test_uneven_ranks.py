@@ -54,9 +54,11 @@ class Normed(torch.nn.Module):
         return self.norm(batch["image"].flatten(1))
 
 
-def evaluate_with_buffers() -> float:
-    """With a model that sends its buffers around in forward passes; one rank has no batch."""
+def evaluate_with_buffers(is_part: bool = False) -> float:
+    """With a model that sends its buffers around in forward passes, or has a part that does; one
+    rank has no batch."""
     model = create_ddp_model(Normed(), broadcast_buffers=True)
+    model = torch.nn.Sequential(model) if is_part else model
     samples = LabelledImages(torch.ones(1, 1, 1, 5), torch.zeros(1, dtype=torch.long), 1.0)
     loader = build_test_loader(samples, batch_size=1)
     results = inference_on_dataset(model, loader, ClassificationEvaluator())
@@ -69,6 +71,7 @@ def work(rank: int, folder: Path) -> dict:
         "uneven": evaluate(SAMPLES, f"{folder}/uneven.pth"),
         "one sample": evaluate(1, f"{folder}/one.pth"),
         "with buffers": evaluate_with_buffers(),
+        "with a part that has buffers": evaluate_with_buffers(is_part=True),
         "nothing": "",
     }
     try:
@@ -88,8 +91,9 @@ def test_results_are_those_of_a_single_process_on_every_rank(processes, tmp_path
             assert processes[0][case][name][task] == pytest.approx(value)
 
 
-def test_a_rank_without_a_batch_is_not_waited_for_to_send_buffers(processes):
-    assert [process["with buffers"] for process in processes] == [100.0, 100.0]
+@pytest.mark.parametrize("case", ["with buffers", "with a part that has buffers"])
+def test_a_rank_without_a_batch_is_not_waited_for_to_send_buffers(processes, case):
+    assert [process[case] for process in processes] == [100.0, 100.0]
 
 
 def test_groups_are_rare_by_their_samples_on_all_ranks(processes):
