@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from engine.checkpoint import Checkpointer, find_averages
+from engine.checkpoint import Checkpointer, MissingCheckpointError, find_averages
 from engine.config import CfgNode, ConfigError, check_arguments, naming, naming_unknown
 from engine.parallel.device import choose_device
 from engine.parallel.fsdp import shard_like
@@ -47,7 +47,7 @@ def load_weights(cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
     checkpointer = Checkpointer(model, cfg.OUTPUT_DIR)
     if not cfg.MODEL.WEIGHTS:
         if resume and not checkpointer.has_any():
-            raise FileNotFoundError(
+            raise MissingCheckpointError(
                 f"there is no checkpoint in {os.path.abspath(cfg.OUTPUT_DIR)}: name one with "
                 "MODEL.WEIGHTS, or another OUTPUT_DIR"
             )

@@ -30,7 +30,7 @@ from engine import (
     hooks,
     launch,
 )
-from engine.checkpoint import Checkpointer
+from engine.checkpoint import Checkpointer, MissingCheckpointError
 from engine.config import ConfigError, LazyConfig, instantiate, naming
 from engine.evaluation import inference_on_dataset, print_csv_format, write_results
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
@@ -131,7 +131,7 @@ def load_weights(cfg: Any, model: nn.Module, resume: bool) -> None:
     """Load what is to be evaluated: train.init_checkpoint, or with `resume` the last checkpoint."""
     checkpointer, weights = Checkpointer(model, cfg.train.output_dir), cfg.train.init_checkpoint
     if resume and not (weights or checkpointer.has_any()):
-        raise FileNotFoundError(
+        raise MissingCheckpointError(
             f"there is no checkpoint in {os.path.abspath(cfg.train.output_dir)}: name one with "
             "train.init_checkpoint, or another train.output_dir"
         )

@@ -5,13 +5,14 @@ from typing import Any
 
 from engine.checkpoint.averages import find_averages
 from engine.checkpoint.checkpointer import Checkpointer, warn_of_failed_save
-from engine.checkpoint.file import CheckpointError
+from engine.checkpoint.file import CheckpointError, MissingCheckpointError
 from engine.checkpoint.folder import delete_checkpoint
 from engine.checkpoint.last_checkpoint import begin_run, has_checkpoints
 
 __all__ = [
     "CheckpointError",
     "Checkpointer",
+    "MissingCheckpointError",
     "begin_run",
     "delete_checkpoint",
     "find_averages",

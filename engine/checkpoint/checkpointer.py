@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -22,7 +23,12 @@ from fvcore.common.checkpoint import (
 from torch import nn
 
 from engine.checkpoint.background import BackgroundSaves
-from engine.checkpoint.file import CheckpointError, read_file, unreadable_is_refused
+from engine.checkpoint.file import (
+    CheckpointError,
+    MissingCheckpointError,
+    read_file,
+    unreadable_is_refused,
+)
 from engine.checkpoint.finite import first_nonfinite, infinite_constants
 from engine.checkpoint.folder import (
     delete_checkpoint,
@@ -362,9 +368,10 @@ class Checkpointer(FvcoreCheckpointer):
         manifest = Manifest(folder)
         found = manifest.locate(name)
         if not os.path.isdir(found) and not self.path_manager.isfile(path):
-            raise FileNotFoundError(
-                f"there is no checkpoint {path} (from the folder {os.getcwd()}); "
-                "check the path: MODEL.WEIGHTS, or what last_checkpoint names"
+            where = f"on {socket.gethostname()}, " if comm.get_world_size() > 1 else ""
+            raise MissingCheckpointError(
+                f"there is no checkpoint {path} ({where}from the folder {os.getcwd()}); check the "
+                "path: MODEL.WEIGHTS, or what last_checkpoint names, which all machines must share"
             )
         if damage := manifest.damage(name, share):
             raise CheckpointError(

@@ -14,6 +14,10 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used; says which file and why."""
 
 
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """A checkpoint that is not there."""
+
+
 def read_file(path: str) -> dict[str, Any]:
     """What a .pth or .safetensors holds, with the weights as "model". Never runs code."""
     if path.endswith(".safetensors"):

@@ -144,7 +144,7 @@ def test_eval_only_evaluates_the_given_weights(train, tmp_path):
 
 def test_eval_only_without_weights_is_warned_of_or_refused(train):
     assert "No weights are given (train.init_checkpoint, or --resume)" in train("--eval-only")
-    with pytest.raises(SystemExit, match=r"^FileNotFoundError: there is no checkpoint in .*/out:"):
+    with pytest.raises(SystemExit, match=r"^MissingCheckpointError: .* no checkpoint in .*/out:"):
         train("--eval-only", "--resume")
 
 

@@ -205,7 +205,7 @@ FSDP = ["PARALLEL.STRATEGY=fsdp"]
         (["SOLVER.BASE_LRR=1", "--num-gpus", "2"], ["did you mean SOLVER.BASE_LR?"]),
         (["HOOKS", "[EMAHook]"], ["an entry of HOOKS"]),
         (["TIME_LIMIT=soon"], ["TIME_LIMIT", "'3h50min'", "got 'soon'"]),
-        (["MODEL.WEIGHTS=nowhere.pth"], ["FileNotFoundError", "nowhere.pth"]),
+        (["MODEL.WEIGHTS=nowhere.pth"], ["MissingCheckpointError", "nowhere.pth"]),
         (["MODEL.META_ARCHITECTURE="], ["MODEL.META_ARCHITECTURE is not set", "--config-file"]),
         (["MODEL.META_ARCHITECTURE=engine.zoo.digits:DigitMLP"], ["did you mean DigitsMLP"]),
         (["DATASETS.TRAIN=[digit_train]"], ["'digit_train'; did you mean digits_train"]),
@@ -233,6 +233,14 @@ def test_wrong_settings_end_the_program_with_a_message(train_net, arguments, par
     with pytest.raises(SystemExit) as ended:
         train_net(*arguments)
     assert all(part in ended.value.code for part in parts), ended.value.code
+
+
+@pytest.mark.slow
+def test_a_missing_checkpoint_is_one_line_with_several_processes_too(train_net):
+    with pytest.raises(SystemExit) as ended:
+        train_net("--num-gpus", "2", "MODEL.WEIGHTS=nowhere.pth")
+    (line,) = ended.value.code.splitlines()
+    assert line.startswith("MissingCheckpointError: there is no checkpoint nowhere.pth (on ")
 
 
 def test_weights_that_would_run_code_are_refused_in_one_line(start_tool, config, tmp_path):
