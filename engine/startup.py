@@ -288,7 +288,8 @@ def write_config(cfg: Any, folder: str) -> None:
 
 def _write_down_start(cfg: Any, output_dir: str, is_evaluation: bool) -> None:
     """The command line, and where it may train the config, the environment and the code."""
-    with open(os.path.join(output_dir, "command.txt"), "a", encoding="utf-8") as file:
+    path = os.path.join(output_dir, "command.txt")
+    with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n")
     has_config = os.path.exists(os.path.join(output_dir, "config.yaml"))
     if is_evaluation and has_config:  # the files of a run stay as they are

@@ -121,6 +121,12 @@ def test_each_start_adds_a_line_to_the_commands(digits_cfg, tmp_path):
     assert len((tmp_path / "run" / "command.txt").read_text().splitlines()) == 2
 
 
+def test_a_command_line_may_hold_file_names_that_are_no_utf_8(digits_cfg, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train_net.py", os.fsdecode(b"caf\xe9.yaml")])
+    default_setup(digits_cfg(), {})
+    assert "caf\\udce9.yaml" in (tmp_path / "run" / "command.txt").read_text()
+
+
 def test_the_config_file_is_logged_as_it_is(digits_cfg, tmp_path, log_text):
     (tmp_path / "c.yaml").write_text("SEED: 0  # a comment\n")
     args = default_argument_parser().parse_args(["--config-file", str(tmp_path / "c.yaml")])
