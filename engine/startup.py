@@ -267,8 +267,8 @@ def _make_writable(folder: str) -> None:
             with suppress(FileNotFoundError):
                 PathManager.rm(probe)
     except OSError as error:
-        raise PermissionError(
-            error.errno, f"OUTPUT_DIR cannot be written to ({error.strerror}); name another", folder
+        raise ConfigError(
+            f"OUTPUT_DIR cannot be written to ({error.strerror}); name another than {folder!r}"
         ) from error
 
 

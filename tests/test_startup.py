@@ -176,7 +176,7 @@ def test_a_lazy_config_that_yaml_cannot_hold_does_not_stop_the_run(tmp_path):
 def test_an_output_folder_that_cannot_be_written_to_is_an_error_at_once(digits_cfg, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        PermissionError, match=r"OUTPUT_DIR cannot be written to .*name another.*file/below"
+        ConfigError, match=r"OUTPUT_DIR cannot be written to .*name another.*file/below"
     ):
         default_setup(digits_cfg("OUTPUT_DIR", str(tmp_path / "file" / "below")), {})
 

@@ -280,6 +280,25 @@ def test_an_output_folder_that_cannot_be_written_to_is_named(train_net, config):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("MODEL.WEIGHTS=nowhere.pth", "MissingCheckpointError: there is no checkpoint nowhere.pth"),
+        ("OUTPUT_DIR=/dev/null/below", "ConfigError: OUTPUT_DIR cannot be written to"),
+    ],
+)
+def test_a_wrong_path_is_one_line_with_two_processes_too(
+    start_tool, config, tmp_path, override, error
+):
+    done = start_tool(
+        "train_net.py", "--config-file", config, "--num-gpus", 2, "OUTPUT_DIR", tmp_path / "out",
+        override,
+    )  # fmt: skip
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(error)
+
+
+@pytest.mark.slow
 def test_two_processes_and_results_that_were_not_expected(start_tool, config, tmp_path):
     done = start_tool(
         "train_net.py", "--config-file", config, "--num-gpus", 2, "OUTPUT_DIR", tmp_path / "out",
