@@ -128,10 +128,17 @@ class RunState:
 
     def compare_ranks(self) -> None:
         """Refuse hooks that wait for other ranks where not all ranks have them, and runs that would
-        end at different iterations."""
+        begin or end at different iterations."""
         if self._is_alone():
             return
-        _refuse_different(comm.all_gather(self._trainer.max_iter))
+        ends = comm.all_gather((self._trainer.start_iter, self._trainer.max_iter))
+        starts, lengths = zip(*ends, strict=True)
+        if len(set(starts)) > 1:
+            raise ValueError(
+                f"ranks would train from different iterations: {[*starts]}; have they loaded "
+                "different checkpoints? Machines must share the folder that they resume from"
+            )
+        _refuse_different(lengths)
         joint = [hook for hook in self._trainer._hooks if hook.is_joint]
         first, *others = comm.all_gather(Counter(map(_joint_class, joint)))
         for rank, counts in enumerate(others, start=1):

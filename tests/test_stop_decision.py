@@ -50,10 +50,10 @@ def work(rank: int, folder: Path) -> dict:
 
         return CallbackHook(after_step=act)
 
-    def end_of(*hooks: HookBase) -> dict:
+    def end_of(*hooks: HookBase, start: int = 0) -> dict:
         evaluated = []
         trainer = Steps(*hooks, EvalHook(0, lambda: evaluated.append(comm.all_gather(rank))))
-        trainer.train(0, 30)
+        trainer.train(start, 30)
         return {
             "iter": trainer.iter,
             "requeue": trainer.requeue,
@@ -89,9 +89,9 @@ def work(rank: int, folder: Path) -> dict:
     def different_lengths(trainer: TrainerBase) -> None:
         trainer.max_iter = 30 + rank
 
-    def refusal_of(*hooks: HookBase) -> str:
+    def refusal_of(*hooks: HookBase, start: int = 0) -> str:
         with pytest.raises(ValueError, match="different iterations") as raised:
-            end_of(*hooks)
+            end_of(*hooks, start=start)
         return str(raised.value)
 
     def wait_long(trainer: TrainerBase) -> None:
@@ -131,6 +131,7 @@ def work(rank: int, folder: Path) -> dict:
         ),
         "shorter in an evaluation": end_of(set_in_evaluation(8)),
         "shorter from the start": end_of(CallbackHook(before_train=set_length(12))),
+        "different starts": refusal_of(start=rank),
         "different from the start": refusal_of(CallbackHook(before_train=different_lengths)),
         "a second run": train_twice(),
         "resumed": resume(rank, folder),
@@ -237,6 +238,11 @@ def test_the_length_that_one_rank_sets_is_that_of_all(processes, case, end):
 def test_lengths_that_differ_at_the_start_are_refused(processes):
     for seen in processes:
         assert "train to different iterations: [30, 31]" in seen["different from the start"]
+
+
+def test_starts_that_differ_are_refused(processes):
+    for seen in processes:
+        assert "train from different iterations: [0, 1]" in seen["different starts"]
 
 
 def test_ranks_without_a_reason_of_their_own_know_that_of_another(processes):

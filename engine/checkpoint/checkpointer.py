@@ -177,6 +177,7 @@ class Checkpointer(FvcoreCheckpointer):
                     raise
                 self.logger.warning("%s; trying %s", error, candidates[number + 1])
                 continue
+            self._refuse_different(candidate)
             if self.checkpointables and checkpoint.keys().isdisjoint(self.checkpointables):
                 raise CheckpointError(
                     f"{candidate} has no state of the {' or '.join(self.checkpointables)} to go on "
@@ -348,6 +349,18 @@ class Checkpointer(FvcoreCheckpointer):
             found = self._find_undamaged(path, share)
         with joint_errors() if is_joint else nullcontext():
             return self._load_file(found)
+
+    def _refuse_different(self, path: str) -> None:
+        """Raise on all ranks if one of them has another checkpoint than rank 0 under this name."""
+        record = self._manifest.records().get(os.path.basename(path), {})
+        checksum = record.get("sha256")
+        first = comm.all_gather(checksum)[0]
+        with joint_errors():
+            if checksum != first:
+                raise CheckpointError(
+                    f"{path} on {socket.gethostname()} is not the checkpoint that rank 0 has under "
+                    "that name: the machines of a run must share their OUTPUT_DIR"
+                )
 
     def _apply(
         self, checkpoint: dict[str, Any], checkpointables: list[str] | None

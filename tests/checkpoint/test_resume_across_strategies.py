@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint import Checkpointer
+from engine.checkpoint import Checkpointer, CheckpointError
 from engine.config import CfgNode, get_cfg
 from engine.defaults import DefaultTrainer
 from engine.parallel import comm
@@ -99,7 +99,17 @@ def work(rank: int, folder: Path) -> dict:
     seen["after damage"] = damaged.start_iter
     seen["full disk"] = fail_on_one_rank(damaged.checkpointer)
     seen["names"] = sorted(path.name for path in fsdp.iterdir() if path.is_dir())
+    seen["unshared"] = refusal_of_unshared(folder / f"machine{rank}")
     return seen
+
+
+def refusal_of_unshared(folder: Path) -> str:
+    """Of a resume where each rank has a checkpoint of the same name in a folder of its own."""
+    checkpointer = Checkpointer(torch.nn.Linear(1, 1), folder, save_to_disk=True)
+    checkpointer.save("model_0000005", iteration=comm.get_rank())
+    with pytest.raises(CheckpointError) as refused:
+        checkpointer.resume_or_load("")
+    return str(refused.value)
 
 
 def fail_on_one_rank(checkpointer: Checkpointer) -> list[str]:
@@ -154,6 +164,12 @@ def test_one_process_goes_on_with_a_run_of_two_that_was_sharded(alone, processes
 
 def test_ranks_pass_over_a_damaged_folder_together(processes):
     assert [seen["after damage"] for seen in processes] == [12, 12]  # from model_0000011
+
+
+def test_ranks_that_have_different_checkpoints_under_one_name_do_not_go_on(processes):
+    for seen in processes:
+        assert "machine1/model_0000005.pth on " in seen["unshared"]
+        assert "must share their OUTPUT_DIR" in seen["unshared"]
 
 
 def test_a_rank_that_cannot_write_has_all_ranks_give_up_the_save(processes):
