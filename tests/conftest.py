@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
@@ -135,9 +136,14 @@ def digits_cfg(tmp_path: Path) -> Callable[..., CfgNode]:
 
 @pytest.fixture(scope="module")
 def one_rank() -> Iterator[None]:
-    """A process group of this process alone, in which models can be wrapped or sharded."""
+    """A process group of this process alone, in which models can be wrapped or sharded.
+
+    It ends long after the last step in it: a thread of gloo's may need Python to let go of that
+    step, and torch waits for this thread while it ends the group, without letting it have Python.
+    """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
+    time.sleep(0.1)
     dist.destroy_process_group()
 
 

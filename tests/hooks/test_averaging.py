@@ -3,7 +3,6 @@ import io
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -215,13 +214,10 @@ def test_the_averaged_state_dict_loads_into_a_new_model(with_batch_norm, batches
     assert_same_bits(ema.averaged_state_dict(), state)
 
 
-def test_names_are_those_of_the_model_inside_ddp(model, batches, tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        ema = EMAHook(decay=0.5)
-        make_trainer(DistributedDataParallel(model), batches, ema).train(0, 2)
-    finally:
-        dist.destroy_process_group()
+@pytest.mark.usefixtures("one_rank")
+def test_names_are_those_of_the_model_inside_ddp(model, batches):
+    ema = EMAHook(decay=0.5)
+    make_trainer(DistributedDataParallel(model), batches, ema).train(0, 2)
     assert ema.averaged_state_dict().keys() == model.state_dict().keys() == ema.average.keys()
 
 

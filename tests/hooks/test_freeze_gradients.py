@@ -43,14 +43,10 @@ def test_iterations_count_from_the_start_of_training_not_of_a_resumed_run(model,
     assert not torch.equal(model.linear.weight, weight)
 
 
-def test_names_are_those_of_the_model_inside_ddp(model, batches, tmp_path):
-    store = f"file://{tmp_path}/store"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        wrapped = DistributedDataParallel(model)
-        steps = changed_steps(model, batches, FreezeGradients(r"^linear\.bias", 3), wrapped)
-    finally:
-        torch.distributed.destroy_process_group()
+@pytest.mark.usefixtures("one_rank")
+def test_names_are_those_of_the_model_inside_ddp(model, batches):
+    wrapped = DistributedDataParallel(model)
+    steps = changed_steps(model, batches, FreezeGradients(r"^linear\.bias", 3), wrapped)
     assert steps["linear.bias"] == list(range(3, 12))
 
 
