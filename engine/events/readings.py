@@ -87,10 +87,11 @@ class Readings(Mapping[str, Reading]):
         return dict(sorted(records.items()))
 
     def counts(self, cursor: Cursor) -> dict[str, int]:
-        """The same cursor as a dict, which has a meaning in another run too."""
-        if isinstance(cursor, dict):
-            return cursor
+        """The same cursor as a dict, which has a meaning in another run too: of names that have no
+        news for it."""
         shown = self._one_by_one().items()
+        if isinstance(cursor, dict):
+            return {name: one.total for name, one in shown if cursor.get(name) == one.total}
         return {name: one.total for name, one in shown if one.version <= cursor}
 
     def _one_by_one(self) -> dict[str, Shown]:

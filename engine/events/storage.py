@@ -334,16 +334,16 @@ class EventStorage:
         self.sync()
         notes = plain_notes(vars(self))
         notes.pop("early_stop", None)  # it ended this run, not the one that goes on from here
-        readings, readers = self.readings(), unique_names(self._cursors)
-        counts = map(readings.counts, self._cursors.values())
+        readings, names = self.readings(), unique_names(self._cursors)
+        # A writer that has not written since the run was resumed has its old cursor.
+        cursors = {**self._saved_cursors, **dict(zip(names, self._cursors.values(), strict=True))}
         return {
             "notes": notes,
             "scalars": {
                 name: {"smoothing_hint": self._log.hints[name], **history.state_dict()}
                 for name, history in self.histories().items()
             },
-            # A writer that has not written since the run was resumed has its old cursor.
-            "cursors": {**self._saved_cursors, **dict(zip(readers, counts, strict=True))},
+            "cursors": {name: readings.counts(cursor) for name, cursor in cursors.items()},
         }
 
     def load_state_dict(self, state: dict) -> None:

@@ -65,3 +65,12 @@ def test_what_was_read_is_not_news_to_a_run_that_goes_on(storage, reader):
     assert resumed.unwritten(first) == {}
     assert resumed.unwritten(second) == {10: {"loss": 8.0, "acc": 16.0}}
     assert other is not second  # which has its place
+
+
+def test_the_state_of_a_storage_that_goes_on_is_that_of_one_that_never_stopped(storage, reader):
+    resumed = EventStorage(log_period=3)
+    resumed.load_state_dict(storage.state_dict())
+    for one in (storage, resumed):
+        one.iter = 10
+        one.put_scalar("acc", 5.0)
+    assert resumed.state_dict() == storage.state_dict()
