@@ -26,7 +26,7 @@ def run_tool(monkeypatch, own_loggers):
 def start_tool():
     """Runs a script of tools/ in a process of its own."""
 
-    def start(name, *arguments, stdout=subprocess.PIPE):
+    def start(name, *arguments, stdout=subprocess.PIPE, timeout=110):
         environment = {**os.environ, "PYTHONPATH": str(TOOLS.parent), "OMP_NUM_THREADS": "1"}
         return subprocess.run(
             [sys.executable, TOOLS / name, *map(str, arguments)],
@@ -34,7 +34,7 @@ def start_tool():
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
-            timeout=110,
+            timeout=timeout,
         )
 
     return start

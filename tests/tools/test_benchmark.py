@@ -70,8 +70,10 @@ def test_all_figures_are_written_as_json(start_tool, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(320)
 def test_the_figures_of_two_processes_are_written_as_json(start_tool, tmp_path):
-    done = start_tool("benchmark.py", "--ddp", "--quick", "--json", tmp_path / "figures.json")
+    arguments = ["--ddp", "--quick", "--json", tmp_path / "figures.json"]
+    done = start_tool("benchmark.py", *arguments, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert [row["metrics"] for row in figures["ddp_messages"]] == [5, 100]
