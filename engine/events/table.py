@@ -28,7 +28,7 @@ class Table:
         self.width = len(self.names) + 1
         self.rows = 0
         self.head: list[Name] = [None, *metrics]
-        self._cells = np.empty((0, self.width))  # with room for more rows: new memory is slow
+        self._cells = array("d")
         self._successive = 0  # rows at the end, of iterations that follow one another
         self._taken = [0] * self.width  # rows, of each column
         self._iterations = 0, array("q")  # what `take` gave last, and from which row
@@ -47,17 +47,13 @@ class Table:
         """Add the values of whole rows, in the order of the names, each after its iteration."""
         dates = cells[:: self.width].tolist()
         if dates[-1] - dates[0] == len(dates) - 1 and sorted(set(dates)) == dates:
-            follows = self.rows and self._cells[self.rows - 1, 0] == dates[0] - 1
+            follows = self.rows and self._cells[-self.width] == dates[0] - 1
             successive = len(dates) + (self._successive if follows else 0)
             self._successive = min(successive, MAX_ROWS)  # a history keeps no more values
         else:
             self._successive = 1
-        start, self.rows = self.rows, self.rows + len(dates)
-        if self.rows > len(self._cells):
-            room = np.empty((self.rows + MAX_ROWS, self.width))
-            room[:start] = self._cells[:start]
-            self._cells = room
-        self._cells[start : self.rows] = np.frombuffer(cells).reshape(-1, self.width)
+        self._cells.extend(cells)
+        self.rows = len(self._cells) // self.width
 
     def take(self, name: str) -> Column | None:
         """What is new of a column since the last call; None if nothing is."""
@@ -66,13 +62,12 @@ class Table:
             return None
         start = self._taken[place]
         self._taken[place] = self.rows
-        values = array("d", self._cells[start : self.rows, place].tobytes())
-        return Column(values, self._dates(start))
+        return Column(self._cells[start * self.width + place :: self.width], self._dates(start))
 
     def cut(self) -> int:
         """Forget old rows, all of which were taken; returns how many."""
         excess = self.rows - KEPT_ROWS
-        self._cells[:KEPT_ROWS] = self._cells[excess : self.rows].copy()
+        del self._cells[: excess * self.width]
         self.rows = KEPT_ROWS
         self._successive = min(self._successive, KEPT_ROWS)
         self._taken = [KEPT_ROWS] * self.width
@@ -84,7 +79,7 @@ class Table:
         done. `places` are counted from the end, the first one first."""
         is_new = -places[0] <= (self.rows - max(self._taken)) * self.width
         if is_new:
-            self._cells[: self.rows].reshape(-1)[places] = values
+            np.frombuffer(self._cells)[places] = values
         return is_new
 
     def recent(self, name: str, window: int) -> list[float] | None:
@@ -93,31 +88,33 @@ class Table:
         place = self.places.get(name)
         if place is None or not 0 < window < self._successive:
             return None
-        return self._cells[self.rows - window : self.rows, place].tolist()
+        return self._cells[(self.rows - window) * self.width + place :: self.width].tolist()
 
     def read(self, window: int) -> tuple[list[float], list[float], int] | None:
         """Of each name the median of the last `window` iterations and the last value; and the last
         iteration. None where `recent` gives None."""
         if not 0 < window < self._successive:
             return None
-        recent = self._cells[self.rows - window : self.rows]
-        at, *latest = recent[-1].tolist()
+        width, start = self.width, (self.rows - window) * self.width
+        _, *latest = self._cells[-width:]
+        at = int(self._cells[-width])
         if len(self.names) < MANY_NAMES:
-            return [median(column) for column in recent[:, 1:].T.tolist()], latest, int(at)
-        ordered = np.sort(recent[:, 1:], axis=0)
+            columns = [self._cells[start + place :: width] for place in range(1, width)]
+            return [median(column.tolist()) for column in columns], latest, at
+        # Of a copy, as an array that is looked at from anywhere cannot grow.
+        ordered = np.sort(np.frombuffer(self._cells[start:]).reshape(-1, width)[:, 1:], axis=0)
         medians = ordered[window // 2]  # with NaN last
         if window % 2 == 0:
             with np.errstate(all="ignore"):  # values may be infinite
                 medians = (medians + ordered[window // 2 - 1]) / 2
-        medians[np.isnan(ordered[-1])] = math.nan
-        return medians.tolist(), latest, int(at)
+        medians = np.where(np.isnan(ordered[-1]), math.nan, medians)
+        return medians.tolist(), latest, at
 
     def _dates(self, start: int) -> "array[int]":
         """The iterations of the rows from `start` on. Most columns are taken from the same one."""
         known, iterations = self._iterations
         if known != start or len(iterations) != self.rows - start:
-            dates = self._cells[start : self.rows, 0].astype(np.int64)
-            iterations = array("q", dates.tobytes())
+            iterations = array("q", map(int, self._cells[start * self.width :: self.width]))
             self._iterations = start, iterations
         return iterations
 
