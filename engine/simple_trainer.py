@@ -26,7 +26,7 @@ from engine.events.step_metrics import (
 from engine.parallel import comm
 from engine.parallel.fsdp import device_type_of, shard_optimizer_state
 from engine.parallel.strategy import no_gradient_sync
-from engine.solver import optimizer_calls
+from engine.solver import torch_calls
 from engine.solver.gradient_clipping import leave_clipping_to_trainer
 from engine.solver.optimizer import load_optimizer_state, trained_names
 from engine.train_loop import TrainerBase
@@ -125,7 +125,7 @@ class SimpleTrainer(TrainerBase):
     def _run_batch(self, is_first: bool = True) -> tuple[Metrics, float]:
         """Forward and backward of one batch; returns what the model gave and the time to load."""
         if is_first and self.zero_grad_before_forward:
-            optimizer_calls.zero_grad(self.optimizer)
+            torch_calls.zero_grad(self.optimizer)
         start = perf_counter()
         # To change the data, wrap the data loader.
         data = next(self._data_loader_iter_obj or self._data_loader_iter)
@@ -134,7 +134,7 @@ class SimpleTrainer(TrainerBase):
         metrics = self._forward(data)  # to change the losses, wrap the model
         loss = total_loss(metrics)
         if is_first and not self.zero_grad_before_forward:
-            optimizer_calls.zero_grad(self.optimizer)
+            torch_calls.zero_grad(self.optimizer)
         self._backward_start = perf_counter()
         try:
             self._backward(loss if self.accumulate == 1 else loss / self.accumulate)
@@ -272,12 +272,12 @@ class SimpleTrainer(TrainerBase):
         return output
 
     def _backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
+        torch_calls.backward(loss)
 
     def _step_optimizer(self) -> None:
         if self.clip_gradients is not None:
             self._clip(self.clip_gradients)
-        optimizer_calls.step(self.optimizer)
+        torch_calls.step(self.optimizer)
         if self.nonfinite.policy == "skip":
             vars(self.optimizer).pop("found_inf", None)  # it was about this step only
 
@@ -378,7 +378,7 @@ class AMPTrainer(SimpleTrainer):
             return super()._forward(data)
 
     def _backward(self, loss: torch.Tensor) -> None:
-        self.grad_scaler.scale(loss).backward()
+        torch_calls.backward(self.grad_scaler.scale(loss))
 
     def _step_optimizer(self) -> None:
         if self.log_grad_scaler:

@@ -44,7 +44,7 @@ from engine import (
 from engine.config import CfgNode, get_cfg
 from engine.evaluation import ClassificationEvaluator, inference_on_dataset
 from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter, scalar
-from engine.solver import optimizer_calls
+from engine.solver import torch_calls
 
 BLOCK = 20  # steps in a block, and the period of the writers
 SIZES = {"small": (64, 64, 32), "medium": (128, 256, 128), "large": (256, 1024, 256)}
@@ -124,8 +124,8 @@ def bare_block(size: str, labels: bool = True) -> Callable[[], None]:
     model, batches, optimizer = make_parts(size, logs=False)
     model.train()
     place = 0
-    zero_grad = torch.optim.Optimizer.zero_grad if labels else optimizer_calls.zero_grad
-    step = torch.optim.SGD.step if labels else optimizer_calls.step
+    zero_grad = torch.optim.Optimizer.zero_grad if labels else torch_calls.zero_grad
+    step = torch.optim.SGD.step if labels else torch_calls.step
 
     def run() -> None:
         nonlocal place

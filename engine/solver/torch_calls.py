@@ -1,10 +1,11 @@
-"""The two calls into the optimizer that each step makes, without labels that nobody reads.
+"""The three calls into torch that each step makes, without what nobody asks for in most of them.
 
-torch's `zero_grad` and `step` each open a label for the profiler, which costs more than all that
-the engine does around a step. As torch does in other places, it is left out where no profiler runs.
-`step` also switches gradients off and on by way of objects, and tells the compiler, at a tenth of
-that price: here they are just switched. Whatever stands in the place of torch's own methods, and
-hooks of the optimizer, run as they are.
+An optimizer's `zero_grad` and `step` each open a label for the profiler, which costs more than all
+that the engine does around a step. As torch does in other places, it is left out where no profiler
+runs. `step` also switches gradients off and on by way of objects, and tells the compiler, at a
+tenth of that price: here they are just switched. `backward` takes as long to find out what it was
+given as to go through a small graph. Whatever stands in the place of torch's own methods, hooks of
+the optimizer, and tensors of other kinds get the calls as they are.
 """
 
 import os
@@ -12,13 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import profiler
+from torch import Tensor
+from torch.autograd import graph, profiler
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
     _global_optimizer_pre_hooks,
     _use_grad_for_differentiable,
 )
+from torch.overrides import has_torch_function_unary
 
 
 def _code_of(function: Any) -> Any:
@@ -26,6 +29,9 @@ def _code_of(function: Any) -> Any:
 
 
 _ZERO_GRAD = Optimizer.zero_grad
+_BACKWARD = Tensor.backward
+_BACKWARD_OF_MANY = torch.autograd.backward  # which it calls
+_RUN_BACKWARD = getattr(graph, "_engine_run_backward", None)  # which that one calls
 # What torch puts around the `step` of each class: a label, and the hooks of a step.
 _AROUND_STEP = _code_of(Optimizer.profile_hook_step(Optimizer.step))
 # What most of its classes have inside that: gradients are off, unless a step is differentiable.
@@ -33,7 +39,11 @@ _WITHOUT_GRAD = _code_of(_use_grad_for_differentiable(Optimizer.step))
 # A program may have put functions of its own in their places before this is imported.
 _ARE_TORCHS = all(
     code is not None and code.co_filename.startswith(os.path.dirname(torch.__file__))
-    for code in (_code_of(_ZERO_GRAD), _AROUND_STEP, _WITHOUT_GRAD)
+    for code in (
+        _AROUND_STEP,
+        _WITHOUT_GRAD,
+        *map(_code_of, (_ZERO_GRAD, _BACKWARD, _BACKWARD_OF_MANY, _RUN_BACKWARD)),
+    )
 )
 
 
@@ -50,6 +60,25 @@ def zero_grad(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
+
+
+def backward(loss: Tensor) -> None:
+    """`loss.backward()`."""
+    if (
+        not _ARE_TORCHS
+        or type(loss) is not Tensor
+        or Tensor.backward is not _BACKWARD
+        or torch.autograd.backward is not _BACKWARD_OF_MANY
+        or torch._C._are_functorch_transforms_active()
+        or has_torch_function_unary(loss)  # a mode that is on
+        or not (loss.requires_grad and loss.numel() == 1 and loss.is_floating_point())
+    ):
+        loss.backward()
+    else:
+        gradient = torch.ones_like(loss)
+        graph._engine_run_backward(
+            (loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
 
 def step(optimizer: Optimizer) -> None:
