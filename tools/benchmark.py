@@ -5,12 +5,13 @@
 
 Blocks of 20 bare steps alternate with blocks of 20 engine steps, so that whatever else the machine
 does falls on both. An engine's block has a write in its middle: what a write leaves in the caches
-slows the steps after it. Times are CPU time of the whole process; intervals are 95 % bootstrap
-intervals over the blocks. A row "bare / bare" shows what the measurement itself cannot tell apart.
+slows the steps after it. Each kind of step is measured in several rounds, in turns with the others,
+as a machine has faster and slower hours. Times are CPU time of the whole process; intervals are
+95 % bootstrap intervals over the blocks, of which the slowest and quickest twentieth are left out.
+A row "bare / bare" shows what the measurement itself cannot tell apart.
 """
 
 import argparse
-import functools
 import gc
 import json
 import logging
@@ -20,7 +21,8 @@ import tempfile
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +49,7 @@ from engine.events import CommonMetricPrinter, EventWriter, JSONWriter, Tensorbo
 from engine.solver import torch_calls
 
 BLOCK = 20  # steps in a block, and the period of the writers
+WARMUP = 10  # blocks that are not counted
 SIZES = {"small": (64, 64, 32), "medium": (128, 256, 128), "large": (256, 1024, 256)}
 
 
@@ -65,7 +68,7 @@ class Seconds(NamedTuple):
         return Seconds(end.cpu - self.cpu, end.wall - self.wall)
 
 
-@functools.cache
+@cache
 def polling_clocks() -> list[int]:
     """The CPU clocks of the threads that gloo polls the network with, on Linux: while a message of
     another rank waits for this one they spin, which is no work."""
@@ -116,24 +119,37 @@ def make_parts(
     return model, batches, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def bare_block(size: str, labels: bool = True) -> Callable[[], None]:
-    """A function that runs a block of steps of the plainest loop.
-
-    Without `labels` it calls the optimizer as SimpleTrainer does, without labels for a profiler.
-    """
+def bare_block(size: str) -> Callable[[], None]:
+    """A function that runs a block of steps of the plainest loop."""
     model, batches, optimizer = make_parts(size, logs=False)
     model.train()
     place = 0
-    zero_grad = torch.optim.Optimizer.zero_grad if labels else torch_calls.zero_grad
-    step = torch.optim.SGD.step if labels else torch_calls.step
 
     def run() -> None:
         nonlocal place
         for _ in range(BLOCK):
             loss = model(batches[place % len(batches)])["loss"]
-            zero_grad(optimizer)
+            optimizer.zero_grad()
             loss.backward()
-            step(optimizer)
+            optimizer.step()
+            place += 1
+
+    return run
+
+
+def quick_block(size: str) -> Callable[[], None]:
+    """The same with SimpleTrainer's calls into torch."""
+    model, batches, optimizer = make_parts(size, logs=False)
+    model.train()
+    place = 0
+
+    def run() -> None:
+        nonlocal place
+        for _ in range(BLOCK):
+            loss = model(batches[place % len(batches)])["loss"]
+            torch_calls.zero_grad(optimizer)
+            torch_calls.backward(loss)
+            torch_calls.step(optimizer)
             place += 1
 
     return run
@@ -144,10 +160,9 @@ class Interleave(hooks.HookBase):
 
     priority = hooks.Priority.HIGHEST
 
-    def __init__(self, other_block: Callable[[], None], warmup: int = 10) -> None:
+    def __init__(self, other_block: Callable[[], None]) -> None:
         self.other_block = other_block
         self.pairs: Pairs = []
-        self.warmup = warmup
 
     def before_step(self) -> None:
         if self.trainer.iter % BLOCK != BLOCK // 2:
@@ -155,7 +170,7 @@ class Interleave(hooks.HookBase):
         end = Seconds.now()
         self.other_block()
         other = end.until(Seconds.now())
-        if self.trainer.iter > (self.warmup + 1) * BLOCK:
+        if self.trainer.iter > (WARMUP + 1) * BLOCK:
             self.pairs.append((self.start.until(end), other))
         self.start = Seconds.now()
 
@@ -172,14 +187,22 @@ def usual_hooks(folder: str, max_iter: int) -> list[hooks.HookBase]:
     return [hooks.IterationTimer(), hooks.PeriodicWriter(all_writers(folder, max_iter), BLOCK)]
 
 
+def typical(values: Sequence[float]) -> float:
+    """The mean without the smallest and the largest twentieth: those are the machine's."""
+    cut = len(values) // 20
+    kept = sorted(values)[cut : len(values) - cut]
+    return sum(kept) / len(kept)
+
+
 def ratio_with_interval(
     pairs: list[tuple[float, float]], over: list[tuple[float, float]] | None = None
 ) -> tuple[float, float, float]:
-    """Sum of the first over sum of the second, with the bounds of its 95 % interval; over the same
-    of other pairs, if there are any."""
+    """What is typical of the first over that of the second, with the bounds of its 95 % interval;
+    over the same of other pairs, if there are any."""
 
     def ratio(sample: list[tuple[float, float]]) -> float:
-        return sum(first for first, _ in sample) / sum(second for _, second in sample)
+        firsts, seconds = zip(*sample, strict=True)
+        return typical(firsts) / typical(seconds)
 
     def resampled(sample: list[tuple[float, float]]) -> float:
         return ratio(generator.choices(sample, k=len(sample)))
@@ -187,6 +210,18 @@ def ratio_with_interval(
     generator, over = random.Random(0), over or [(1.0, 1.0)]
     ratios = sorted(resampled(pairs) / resampled(over) for _ in range(1000))
     return ratio(pairs) / ratio(over), ratios[25], ratios[974]
+
+
+def measure_in_rounds(
+    measures: dict[str, Callable[[int], Pairs]], blocks: int, rounds: int
+) -> dict[str, Pairs]:
+    """What each of some functions measures, which are called in turns, with so many blocks a
+    round."""
+    pairs: dict[str, Pairs] = {name: [] for name in measures}
+    for _ in range(rounds):
+        for name, measure in measures.items():
+            pairs[name] += measure(blocks)
+    return pairs
 
 
 def engine_against_bare(size: str, blocks: int) -> Pairs:
@@ -265,6 +300,10 @@ def bare_against_bare(size: str, blocks: int) -> Pairs:
     return one_against_other(bare_block(size), bare_block(size), blocks)
 
 
+def quick_against_bare(size: str, blocks: int) -> Pairs:
+    return one_against_other(quick_block(size), bare_block(size), blocks)
+
+
 def one_against_other(first: Callable[[], None], second: Callable[[], None], blocks: int) -> Pairs:
     pairs = []
     for block in range(blocks):
@@ -272,36 +311,32 @@ def one_against_other(first: Callable[[], None], second: Callable[[], None], blo
         first()
         middle = Seconds.now()
         second()
-        if block > 10:
+        if block > WARMUP:
             pairs.append((start.until(middle), middle.until(Seconds.now())))
     return pairs
 
 
-def blocks_for(size: str, blocks: int) -> int:
-    """The larger the step, the fewer blocks give the same precision."""
-    return max(blocks // (1 if size == "small" else 3), 20)
-
-
-def measure_steps(blocks: int) -> list[dict[str, Any]]:
+def measure_steps(blocks: int, rounds: int) -> list[dict[str, Any]]:
     """(a) the step over the bare loop, at three sizes."""
     rows = []
     for size in SIZES:
-        count = blocks_for(size, blocks)
-        measured = {
-            "SimpleTrainer": engine_against_bare(size, count),
-            "bare": bare_against_bare(size, count),
+        # The larger the step, the fewer blocks give the same precision.
+        count = max(blocks // (1 if size == "small" else 3), WARMUP + 10)
+        measures: dict[str, Callable[[int], Pairs]] = {
+            "SimpleTrainer": partial(engine_against_bare, size),
+            "bare": partial(bare_against_bare, size),
         }
         if size == "small":
-            measured["DefaultTrainer"] = default_trainer_against_bare(count)
-            unlabelled = bare_block(size, labels=False)
-            measured["bare without labels"] = one_against_other(unlabelled, bare_block(size), count)
+            measures["DefaultTrainer"] = default_trainer_against_bare
+            measures["bare with quick calls"] = partial(quick_against_bare, size)
+        measured = measure_in_rounds(measures, count, rounds)
         rows += [row_of_steps(size, f"{name} / bare", pairs) for name, pairs in measured.items()]
     return rows
 
 
 def row_of_steps(size: str, compared: str, pairs: Pairs) -> dict[str, Any]:
     ratio, low, high = ratio_with_interval([(one.cpu, bare.cpu) for one, bare in pairs])
-    bare_us = sum(bare.cpu for _, bare in pairs) / len(pairs) / BLOCK * 1e6
+    bare_us = typical([bare.cpu for _, bare in pairs]) / BLOCK * 1e6
     return {
         "step": size,
         "compared": compared,
@@ -490,15 +525,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ddp", action="store_true", help="measure two processes instead")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the blocks")
+    parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     args = parser.parse_args()
     prepare_process()
-    scale = 10 if args.quick else 1
+    scale, rounds = (10, 1) if args.quick else (1, 5)
 
     results: dict[str, Any] = {}
     sections: list[tuple[str, str, Callable[[], Any]]] = [
-        ("steps", "(a) a step over the bare loop", lambda: measure_steps(600 // scale)),
+        ("steps", "(a) a step over the bare loop", lambda: measure_steps(120, rounds)),
         ("evaluation", "an evaluation over a bare loop", lambda: measure_evaluation(60 // scale)),
         ("empty_step", "a step that does nothing", lambda: measure_empty_step(20000 // scale)),
         ("puts", "(b) put_scalar, and a write of 10 names", measure_puts),
@@ -514,7 +549,7 @@ def main() -> None:
             (
                 "ddp_steps",
                 "a step over a bare DDP loop",
-                lambda: measure_steps_of_two(500 // scale),
+                lambda: measure_steps_of_two(100, rounds),
             ),
             ("ddp_messages", "what is sent besides gradients and flags", measure_messages),
         ]

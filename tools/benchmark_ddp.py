@@ -22,15 +22,18 @@ import torch.distributed as dist
 from benchmark import (
     BLOCK,
     SIZES,
+    WARMUP,
     Classifier,
     Interleave,
     Pairs,
     all_writers,
     make_parts,
+    measure_in_rounds,
     one_against_other,
     prepare_process,
     ratio_with_interval,
     row_of_steps,
+    typical,
 )
 from fvcore.common.param_scheduler import CosineParamScheduler
 from torch.nn.parallel import DistributedDataParallel
@@ -108,34 +111,41 @@ def engine_against_bare(size: str, blocks: int, metrics: int, together: bool = T
     return interleave.pairs
 
 
-def bare_against_bare(size: str, blocks: int, flags: JointFlags | None = None) -> Pairs:
+def bare_against_bare(size: str, blocks: int, asks: bool = False) -> Pairs:
+    flags = JointFlags() if asks else None
     return one_against_other(bare_block(size, flags=flags), bare_block(size), blocks)
 
 
-def measure_steps_of_two(blocks: int) -> list[dict[str, Any]]:
+def measure_steps_of_two(blocks: int, rounds: int) -> list[dict[str, Any]]:
     """A step over that of a bare DDP loop, at three sizes."""
-    return launch(_measure_steps, 2, args=(blocks,))
+    return launch(_measure_steps, 2, args=(blocks, rounds))
 
 
-def _measure_steps(blocks: int) -> list[dict[str, Any]]:
+def _measure_steps(blocks: int, rounds: int) -> list[dict[str, Any]]:
     prepare_process()
-    rows = []
-    for size in SIZES:
-        count = max(blocks // {"small": 1, "medium": 2, "large": 5}[size], 20)  # the first warm up
-        measured = {
-            "5 metrics / bare": engine_against_bare(size, count, 5),
-            "100 metrics / bare": engine_against_bare(size, count, 100),
-            "100 one by one / bare": engine_against_bare(size, count, 100, together=False),
-            "bare + stop flags / bare": bare_against_bare(size, count, JointFlags()),
-            "bare / bare": bare_against_bare(size, count),
-        }
-        rows += [_row(size, compared, pairs) for compared, pairs in measured.items()]
-        rows.append(_growth(size, *(measured[f"{count} metrics / bare"] for count in (5, 100))))
-    return rows
+    return [row for size in SIZES for row in compare_with_bare(size, blocks, rounds)]
+
+
+def compare_with_bare(size: str, blocks: int, rounds: int) -> list[dict[str, Any]]:
+    count = max(blocks // {"small": 1, "medium": 2, "large": 4}[size], WARMUP + 10)
+    engine = partial(engine_against_bare, size)
+    measured = measure_in_rounds(
+        {
+            "5 metrics": partial(engine, metrics=5),
+            "100 metrics": partial(engine, metrics=100),
+            "100 one by one": partial(engine, metrics=100, together=False),
+            "bare + stop flags": partial(bare_against_bare, size, asks=True),
+            "bare": partial(bare_against_bare, size),
+        },
+        count,
+        rounds,
+    )
+    rows = [_row(size, f"{name} / bare", pairs) for name, pairs in measured.items()]
+    return [*rows, _growth(size, measured["5 metrics"], measured["100 metrics"])]
 
 
 def _row(size: str, compared: str, pairs: Pairs) -> dict[str, Any]:
-    wall_us = sum(bare.wall for _, bare in pairs) / len(pairs) / BLOCK * 1e6
+    wall_us = typical([bare.wall for _, bare in pairs]) / BLOCK * 1e6
     return {**row_of_steps(size, compared, pairs), **_by_wall(pairs), "bare_wall_us": wall_us}
 
 

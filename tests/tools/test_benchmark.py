@@ -24,6 +24,19 @@ def test_the_ratio_of_pairs_lies_in_its_interval(benchmark):
     assert over_others == (0.5, 0.5, 0.5)
 
 
+def test_what_the_machine_does_now_and_then_is_not_typical(benchmark):
+    assert benchmark["typical"]([1.0] * 18 + [0.0, 1000.0]) == 1
+    assert benchmark["typical"]([1.0, 3.0]) == 2
+
+
+def test_what_is_compared_is_measured_in_turns(benchmark):
+    calls = []
+    measures = {name: lambda blocks, name=name: calls.append(name) or [name] for name in "ab"}
+    pairs = benchmark["measure_in_rounds"](measures, blocks=20, rounds=3)
+    assert calls == ["a", "b"] * 3
+    assert pairs == {"a": ["a"] * 3, "b": ["b"] * 3}
+
+
 @pytest.mark.usefixtures("log")
 @pytest.mark.parametrize("measure", ["engine_against_bare", "bare_against_bare"])
 def test_blocks_of_two_loops_are_measured_in_pairs(benchmark, measure):
