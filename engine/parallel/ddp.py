@@ -51,6 +51,7 @@ def create_ddp_model(
     else:
         comm.copy_from_rank_0(dict(model.named_buffers()))
     wrapped = DistributedDataParallel(model, **{"gradient_as_bucket_view": True, **kwargs})
+    wrapped.settle_buckets()
     if compression != "none":
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -66,6 +67,24 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
     The compiler is told who is in its forward pass without a context manager, at a tenth of the
     price.
     """
+
+    def settle_buckets(self) -> None:
+        """Have gradients be sent in one order from the first step on, where steps can be repeated.
+
+        torch sends those of the first step in one order, and later ones as they come. With three
+        ranks or more the last bits of a sum depend on that, and the first step after a resume would
+        not be the one of a run that went on.
+        """
+        is_repeatable = self.device_type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        is_rearranged = not (self.find_unused_parameters or self.static_graph)
+        reducer: Any = getattr(self, "reducer", None)
+        if is_repeatable and is_rearranged and hasattr(reducer, "_push_all_rebuilt_params"):
+            reducer._push_all_rebuilt_params()  # the first forward pass makes the buckets of these
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        # The other way round: that is how gradients come, and `settle_buckets` takes them so.
+        parameters, are_sparse = super()._build_params_for_reducer()
+        return parameters[::-1], are_sparse[::-1]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         try:

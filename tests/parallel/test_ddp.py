@@ -35,6 +35,7 @@ def work(rank: int, folder: Path) -> dict:
         torch.manual_seed(rank)  # DDP gives all ranks the weights of rank 0
         model = create_ddp_model(nn.Linear(1, 1, bias=False), **options)
         model(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
+        seen[f"{name} order is settled"] = model._has_rebuilt_buckets
         seen[name] = model.module.weight.item(), model.module.weight.grad.item()
         model.zero_grad()
         model(torch.tensor([[1 / 3]])).sum().backward()
@@ -140,6 +141,11 @@ def test_its_forward_pass_is_the_one_that_torch_has():
 @pytest.mark.slow
 def test_gradients_are_not_copied_unless_asked_for(processes):
     assert not processes[0]["plain copies gradients"]
+
+
+def test_the_order_of_gradients_is_that_of_the_first_step(processes):
+    assert processes[0]["plain order is settled"]
+    assert not processes[0]["option order is settled"]  # torch never changes that one
 
 
 def test_a_static_graph_can_be_run_twice_in_a_step(processes):
