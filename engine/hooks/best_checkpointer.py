@@ -11,8 +11,9 @@ from engine.checkpoint import warn_of_failed_save
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.best import Best, Mode
 from engine.hooks.checkpointing import calls_back, may_save_last, saves_shards
+from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
-from engine.utils.periods import is_due, read_period
+from engine.utils.periods import Period, is_due, read_period
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +37,9 @@ class BestCheckpointer(HookBase):
         mode: Mode | None = None,
         file_prefix: str = "model_best",
     ) -> None:
-        self._period = read_period(eval_period)
         self._checkpointer = checkpointer
         self.is_joint = saves_shards(checkpointer)
+        self._period = read_period(eval_period, JointPeriod if self.is_joint else Period)
         self._best = Best(val_metric, mode, without="no best checkpoint is saved")
         self._file_prefix = file_prefix
         self._results: dict[str, Any] = {}  # of evaluations since the last look

@@ -9,6 +9,7 @@ from engine import SimpleTrainer
 from engine.checkpoint import Checkpointer, sharded
 from engine.hooks import BestCheckpointer, CallbackHook, PeriodicCheckpointer, checkpointing
 from engine.parallel.fsdp import create_fsdp_model
+from engine.utils import periods
 
 
 class Summed(nn.Linear):
@@ -46,12 +47,27 @@ def error_of_hook_on_rank_0_alone(rank: int, make_hook) -> str:
     return ""
 
 
+def save_best_by_the_clock(rank: int, folder: Path) -> float | None:
+    """The best of a metric that is looked at every "5 s", where clocks of ranks differ."""
+    model = create_fsdp_model(Summed(4, 4))
+    trainer = SimpleTrainer(model, [torch.ones(2, 4)], torch.optim.SGD(model.parameters(), 0.1))
+    best = BestCheckpointer("5 s", Checkpointer(model, folder, trainer=trainer), "+accuracy")
+    store = CallbackHook(after_step=lambda run: run.storage.put_scalar("accuracy", run.iter))
+    trainer.register_hooks([store, best])
+    trainer.iter, clock = 0, periods.monotonic
+    periods.monotonic = lambda: trainer.iter * (1.0, 3.7)[rank]
+    trainer.train(0, 12)
+    periods.monotonic = clock
+    return best.best_metric
+
+
 def work(rank: int, folder: Path) -> dict:
     refused = [
         error_of_hook_on_rank_0_alone(rank, lambda saves: PeriodicCheckpointer(saves, 1)),
         error_of_hook_on_rank_0_alone(rank, lambda saves: BestCheckpointer(1, saves, "acc", "max")),
     ]
     seen = {"refused": refused, "all": train(folder / "all", True)}
+    seen["best"] = save_best_by_the_clock(rank, folder / "best")
     sharded.LONGEST_DELAY = 0.5
     seen["unshared"] = train(folder / f"machine{rank}", False)
     checkpointing.PATIENCE = 1.0
@@ -76,6 +92,11 @@ def test_a_folder_that_ranks_do_not_share_is_refused_before_the_first_step(proce
 def test_where_all_ranks_have_failed_alike_the_run_is_saved(processes, folder):
     assert [process["all"] for process in processes] == ["ZeroDivisionError: at the end"] * 2
     assert (folder / "all" / "model_final" / "files.json").exists()
+
+
+def test_ranks_look_for_the_best_in_the_same_iterations(processes, folder):
+    assert [process["best"] for process in processes] == [11, 11]
+    assert (folder / "best" / "model_best" / "files.json").exists()
 
 
 def test_where_one_has_failed_it_does_not_wait_for_the_others(processes, folder):
