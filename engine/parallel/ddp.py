@@ -82,8 +82,10 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
             reducer._push_all_rebuilt_params()  # the first forward pass makes the buckets of these
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        # The other way round: that is how gradients come, and `settle_buckets` takes them so.
         parameters, are_sparse = super()._build_params_for_reducer()
+        if self.find_unused_parameters:  # torch itself sends the last ones first, and keeps to it
+            return parameters, are_sparse
+        # The other way round: that is how gradients come, and `settle_buckets` takes them so.
         return parameters[::-1], are_sparse[::-1]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

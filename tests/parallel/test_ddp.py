@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -21,6 +22,25 @@ class TellsWhoIsActive(nn.Linear):
     def forward(self, x):
         active = nn.parallel.DistributedDataParallel._get_active_ddp_module()
         return active is self.wrapped()
+
+
+def order_of_gradients(**options) -> list[int]:
+    """Which layers' gradients are sent in a later step, in their order."""
+    model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(4)])
+    numbers = {layer.weight.data_ptr(): number for number, layer in enumerate(model)}
+    wrapped = create_ddp_model(model, bucket_cap_mb=1e-6, **options)
+    sent: list[int] = []
+
+    def note(state, bucket):
+        sent.extend(numbers[parameter.data_ptr()] for parameter in bucket.parameters())
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0])
+
+    wrapped.register_comm_hook(None, note)
+    for _ in range(3):
+        sent.clear()
+        wrapped(torch.ones(1, 4)).sum().backward()
+    return sent
 
 
 def work(rank: int, folder: Path) -> dict:
@@ -59,6 +79,8 @@ def work(rank: int, folder: Path) -> dict:
         static(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
     static(torch.tensor([[1.0 + 2 * rank]])).sum().backward()
     seen["two passes of a static graph"] = static.module.weight.grad.item()
+    for option in ("gradient_as_bucket_view", "find_unused_parameters", "static_graph"):
+        seen[f"order with {option}"] = order_of_gradients(**{option: True})
     try:
         create_ddp_model(nn.Linear(1, 1), compression="bf16")
     except ValueError as error:
@@ -150,3 +172,10 @@ def test_the_order_of_gradients_is_that_of_the_first_step(processes):
 
 def test_a_static_graph_can_be_run_twice_in_a_step(processes):
     assert [seen["two passes of a static graph"] for seen in processes] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "option", ["gradient_as_bucket_view", "find_unused_parameters", "static_graph"]
+)
+def test_gradients_that_come_first_are_sent_first(processes, option):
+    assert processes[0][f"order with {option}"] == [3, 2, 1, 0]
