@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine.events import get_event_storage, has_event_storage
 from engine.parallel import comm
-from engine.parallel.fsdp import missing_batches, reshard
+from engine.parallel.fsdp import batches_in_step, reshard
 from engine.utils.endless import batches_per_epoch
 from engine.utils.registry import Registry
 
@@ -94,11 +94,12 @@ def inference_on_dataset(
         comm.copy_from_rank_0(dict(model.named_buffers()))
     with eval_mode, torch.no_grad():
         on_start()
-        batches = batches_per_epoch(data_loader)
-        more_elsewhere = missing_batches(model, batches)
-        progress = _Progress(batches)
+        progress = _Progress(batches_per_epoch(data_loader))
         started = perf_counter()
-        for inputs in data_loader:
+        for inputs, is_own in batches_in_step(model, data_loader):
+            if not is_own:
+                model(inputs)  # what comes out is counted already, here or on another rank
+                continue
             loaded = perf_counter()
             before_inference()
             emit("before_eval_step")
@@ -110,8 +111,6 @@ def inference_on_dataset(
             finished = perf_counter()
             progress.add(started, loaded, computed, finished)
             started = finished
-        for _ in range(more_elsewhere):
-            model(inputs)  # what comes out was counted already
         progress.finish()
         on_end()
     return _results_of(evaluator)

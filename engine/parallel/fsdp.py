@@ -1,8 +1,8 @@
 """Fully sharded models: each process holds a part of every weight (torch's `fully_shard`)."""
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from engine.parallel import comm
 from engine.parallel.errors import StrategyError
 from engine.utils.suggest import hint_at
+
+T = TypeVar("T")
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -148,23 +150,27 @@ def tied_parameters(model: nn.Module) -> dict[str, str]:
     return tied
 
 
-def missing_batches(model: Any, batches: int | None) -> int:
-    """How many batches less this rank has than the one with most, where that matters.
+def batches_in_step(model: Any, batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """The batches, each with True: it is this rank's own.
 
-    A sharded model computes on all ranks together: a rank that has no batch left must go on with
-    any. All ranks call it.
+    A sharded model computes on all ranks together: one that has no batch left goes on with its last
+    one, and False, for as long as others have some; with that of another if it never had one. All
+    ranks ask together then.
     """
     if not isinstance(model, nn.Module) or not is_sharded(model):
-        return 0
-    counts = comm.all_gather(batches)
-    known = [count for count in counts if count]
-    if len(known) < len(counts):
-        raise ValueError(
-            f"a sharded model computes on all ranks together, and their numbers of batches are "
-            f"{counts}: give each rank a loader with a length and at least one batch (more "
-            "samples, smaller batches or fewer processes)"
-        )
-    return max(known) - known[comm.get_rank()]
+        yield from ((batch, True) for batch in batches)
+        return
+    iterator, last = iter(batches), list[T]()
+    while True:
+        own = list(itertools.islice(iterator, 1))
+        has_own = {"own": torch.tensor(bool(own), device="cpu")}
+        ranks = comm.reduce_dict(has_own, average=False)["own"].item()
+        if not ranks:
+            return
+        if not last and ranks < comm.get_world_size():
+            last = next(filter(None, comm.all_gather(own)))
+        last = own or last
+        yield last[0], bool(own)
 
 
 def _modules_of(model: nn.Module, classes: Sequence[str]) -> list[nn.Module]:

@@ -1,6 +1,7 @@
 """Sharded models, on one process and on two."""
 
 import math
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from engine.hooks import EMAHook, EvalHook, FirstStepCheck, SafetensorsHook
 from engine.parallel import comm
 from engine.parallel.ddp import create_ddp_model
 from engine.parallel.fsdp import (
+    batches_in_step,
     create_fsdp_model,
     is_sharded,
     is_sharded_tensor,
-    missing_batches,
     shard_like,
     tied_parameters,
 )
@@ -165,6 +166,18 @@ def compare_averages() -> dict:
     }
 
 
+class Losses(MeanLoss):
+    def evaluate(self):
+        return {"losses": list(chain(*comm.all_gather(self._losses)))}
+
+
+def evaluate_uneven(numbers: list[int]) -> list[list[float]]:
+    """The losses under both strategies of so many batches on each rank, which come as a stream."""
+    own = batches(numbers[comm.get_rank()])
+    models = wrap("ddp"), wrap("fsdp")
+    return [inference_on_dataset(model, iter(own), Losses())["losses"] for model in models]
+
+
 class CountReductions(TorchDispatchMode):
     """Counts how often gradients are summed over the ranks."""
 
@@ -289,8 +302,9 @@ def work(rank: int, folder: Path) -> dict:
             for parameter in create_fsdp_model(Delegating(), shard_classes=["Block"]).parameters()
         ],
         "damaged": error_of(lambda: load_damaged(folder)),
-        "no batch": error_of(lambda: missing_batches(half, rank)),
-        "no length": error_of(lambda: missing_batches(half, None)),
+        "no batch": evaluate_uneven([1, 0]),
+        "streams": evaluate_uneven([2, 5]),
+        "nothing": evaluate_uneven([0, 0]),
     }
     return seen
 
@@ -302,7 +316,7 @@ def test_alone_the_model_stays_as_it_is():
     model = Net()
     assert create_fsdp_model(model, shard_classes=["Block"], cpu_offload=True) is model
     assert not is_sharded(model)
-    assert missing_batches(model, 0) == 0
+    assert list(batches_in_step(model, [7])) == [(7, True)]
 
 
 @pytest.mark.parametrize(
@@ -366,10 +380,12 @@ def test_an_evaluation_leaves_the_shards_and_not_copies_of_what_they_hold(proces
         assert all(seen["evaluated"])  # an optimizer of copies would train nothing
 
 
-def test_a_rank_without_a_batch_cannot_be_evaluated_on(processes):
+@pytest.mark.parametrize(("case", "number"), [("no batch", 1), ("streams", 7), ("nothing", 0)])
+def test_each_batch_counts_once_however_few_a_rank_has(processes, case, number):
     for seen in processes:
-        assert "their numbers of batches are [0, 1]" in seen["no batch"]
-        assert "give each rank a loader with a length" in seen["no length"]
+        ddp, fsdp = seen[case]
+        assert len(fsdp) == number
+        assert fsdp == pytest.approx(ddp, abs=1e-6)
 
 
 def test_weights_that_are_computed_with_in_bfloat16_stay_in_float32(processes):
