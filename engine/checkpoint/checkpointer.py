@@ -77,6 +77,8 @@ class Checkpointer(FvcoreCheckpointer):
     that fails is a warning; `wait` returns when all is written. Folders are written at once.
     """
 
+    _loading = "the checkpoint"  # its path, unless a subclass calls `_load_model` with its own
+
     def __init__(
         self,
         model: nn.Module,
@@ -380,7 +382,9 @@ class Checkpointer(FvcoreCheckpointer):
         folder, name = os.path.split(path)
         manifest = Manifest(folder)
         found = manifest.locate(name)
-        if not os.path.isdir(found) and not self.path_manager.isfile(path):
+        # Of a remote path no more is asked of its handler than a local copy.
+        local = found if os.path.isdir(found) else self.path_manager.get_local_path(path)
+        if not os.path.exists(local):
             where = f"on {socket.gethostname()}, " if comm.get_world_size() > 1 else ""
             raise MissingCheckpointError(
                 f"there is no checkpoint {path} ({where}from the folder {os.getcwd()}); check the "
@@ -390,7 +394,7 @@ class Checkpointer(FvcoreCheckpointer):
             raise CheckpointError(
                 f"the checkpoint {path} cannot be loaded: it is damaged ({damage})"
             )
-        return found if os.path.isdir(found) else self.path_manager.get_local_path(path)
+        return local
 
     def _load_file(self, f: str) -> dict[str, Any]:
         if not os.path.isdir(f):

@@ -11,6 +11,7 @@ import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from iopath.common.file_io import PathHandler, PathManager
 from torch import nn
 
 from engine import SimpleTrainer
@@ -352,6 +353,45 @@ def test_without_resume_the_checkpoints_of_the_run_are_left_alone(tmp_path, log)
     save_three(tmp_path)
     assert Checkpointer(nn.Linear(2, 2), tmp_path).resume_or_load("", resume=False) == {}
     assert warnings(log) == []
+
+
+class OnlyFetches(PathHandler):
+    """A remote place whose files can be fetched, and no more: as of http in iopath."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def _get_supported_prefixes(self):
+        return ["somewhere://"]
+
+    def _get_local_path(self, path, force=False, **kwargs):
+        return str(self.folder / path.removeprefix("somewhere://"))
+
+
+def test_weights_come_from_a_remote_place_of_which_files_can_only_be_fetched(tmp_path):
+    model = nn.Linear(2, 1)
+    torch.save({"weight": torch.ones(1, 2), "head.bias": torch.ones(1)}, tmp_path / "some.pth")
+    checkpointer = Checkpointer(model)
+    checkpointer.path_manager = PathManager()
+    checkpointer.path_manager.register_handler(OnlyFetches(tmp_path))
+    checkpointer.load("somewhere://some.pth")
+    assert model.weight.tolist() == [[1.0, 1.0]]
+    assert model.bias.item() != 1.0
+    checkpointer.load("somewhere://some.pth?matching_heuristics=True")
+    assert model.bias.item() == 1.0
+    with pytest.raises(FileNotFoundError, match="no checkpoint somewhere://other"):
+        checkpointer.load("somewhere://other.pth")
+
+
+def test_a_subclass_may_load_weights_that_it_has_got_elsewhere():
+    class Given(Checkpointer):
+        def load(self, path, checkpointables=None):
+            self._load_model({"model": {"weight": torch.ones(1, 2), "bias": torch.ones(1)}})
+
+    model = nn.Linear(2, 1)
+    Given(model).load("anything")
+    assert values(model) == {1.0}
 
 
 def test_a_path_that_does_not_exist_is_named(tmp_path):
