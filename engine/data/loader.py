@@ -16,7 +16,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -56,8 +56,9 @@ def build_batch_data_loader(
     seed_global_rngs: bool = False,
     worker_init_fn: Callable[[int], None] | None = None,
     **kwargs: Any,
-) -> TrainLoader:
-    """An endless training loader with `total_batch_size` samples an iteration over all ranks.
+) -> TrainLoader | DataLoader[Any]:
+    """An endless training loader with `total_batch_size` samples an iteration over all ranks; with
+    an `InferenceSampler` one that reads each sample once, as `build_test_loader` makes it.
 
     `single_gpu_batch_size` gives the size for one rank instead; leave `total_batch_size` None then.
     `seed` is that of augmentation: the sampler's own, unless given. An epoch is `num_folds` passes
@@ -76,14 +77,26 @@ def build_batch_data_loader(
     batch_size = _batch_size_per_rank(total_batch_size, single_gpu_batch_size, world_size)
     options: dict[str, Any] = dict(
         num_workers=num_workers,
-        collate_fn=collate_fn or stack_samples,
         pin_memory=pin_memory,
         prefetch_factor=prefetch_factor if num_workers else None,
         persistent_workers=persistent_workers and num_workers > 0,
-        generator=torch.Generator(),
-        worker_init_fn=partial(start_worker, worker_init_fn),
         **kwargs,
     )
+    if isinstance(sampler, InferenceSampler):
+        return build_test_loader(
+            dataset,
+            sampler=sampler,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            **options,
+        )
+    options |= {
+        "collate_fn": collate_fn or stack_samples,
+        "generator": torch.Generator(),
+        "worker_init_fn": partial(start_worker, worker_init_fn),
+    }
     if sampler is not None and 0 < len(dataset) < batch_size * world_size:
         logger.warning(
             "The data set has %d samples, and a batch %d: it has some of them several times",
@@ -128,7 +141,8 @@ def build_train_loader(
     seed = _augmentation_seed(seed, sampler)
     if mapper is not None:
         dataset = MapDataset(dataset, mapper, seed=seed)
-    return build_batch_data_loader(dataset, sampler, total_batch_size, seed=seed, **kwargs)
+    loader = build_batch_data_loader(dataset, sampler, total_batch_size, seed=seed, **kwargs)
+    return cast(TrainLoader, loader)
 
 
 def build_test_loader(

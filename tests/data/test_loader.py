@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from engine.data import (
     TRAIN_LOADER_REGISTRY,
+    InferenceSampler,
     SampleError,
     TrainingSampler,
     build_batch_data_loader,
@@ -111,6 +112,18 @@ def test_a_sampler_of_torch_is_started_again_when_it_ends():
     assert loader.epoch_length == 2
     batches = take(loader, 4)
     assert sorted(chain(*batches[:2])) == sorted(chain(*batches[2:])) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_with_an_inference_sampler_each_sample_comes_once(num_workers):
+    def build(**kwargs):
+        sampler = InferenceSampler(10)
+        return build_batch_data_loader(range(10), sampler, 4, num_workers=num_workers, **kwargs)
+
+    loader = build(drop_last=False, collate_fn=trivial_batch_collator)
+    assert len(loader) == 3
+    assert list(chain(*loader)) == list(chain(*loader)) == list(range(10))
+    assert [len(batch) for batch in build()] == [4, 4]
 
 
 def test_a_map_style_data_set_needs_a_sampler_and_an_iterable_one_none():
