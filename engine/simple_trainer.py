@@ -235,11 +235,18 @@ class SimpleTrainer(TrainerBase):
 
     @staticmethod
     def write_metrics(
-        loss_dict: Metrics, data_time: float, cur_iter: int, prefix: str = ""
+        loss_dict: Metrics, data_time: float, cur_iter: int | str | None = None, prefix: str = ""
     ) -> None:
-        """Store the metrics of a step of your own; raises if a loss is NaN or infinite."""
-        total, numbers = put_step_metrics(loss_dict, data_time, cur_iter, prefix)
-        error = find_nonfinite(total, losses_among(loss_dict, numbers), cur_iter)
+        """Store the metrics of a step of your own; raises if a loss is NaN or infinite.
+
+        They are of the current iteration unless `cur_iter` says otherwise. (In detectron2 0.6 the
+        prefix has its place.)
+        """
+        if isinstance(cur_iter, str):
+            return SimpleTrainer.write_metrics(loss_dict, data_time, prefix=cur_iter)
+        iteration = get_event_storage().iter if cur_iter is None else cur_iter
+        total, numbers = put_step_metrics(loss_dict, data_time, iteration, prefix)
+        error = find_nonfinite(total, losses_among(loss_dict, numbers), iteration)
         if error:
             raise FloatingPointError(error)
 

@@ -272,18 +272,23 @@ def _make_writable(folder: str) -> None:
         ) from error
 
 
-def write_config(cfg: Any, folder: str) -> None:
-    """Write the full config as `config.yaml`, from which the run can be started again."""
+def write_config(cfg: Any, folder: str) -> bool:
+    """Write the full config as `config.yaml`, from which the run can be started again.
+
+    Returns False, with a warning, where it holds what YAML cannot.
+    """
     path = os.path.join(folder, "config.yaml")
     if isinstance(cfg, CfgNode):
         _write(path, cfg.dump())
-        return
+        return True
     from engine.config import LazyConfig
 
     try:
         LazyConfig.save(cfg, path)
     except ValueError as error:
         logger.warning("config.yaml is not written: %s", error)
+        return False
+    return True
 
 
 def _write_down_start(cfg: Any, output_dir: str, is_evaluation: bool) -> None:
@@ -296,8 +301,7 @@ def _write_down_start(cfg: Any, output_dir: str, is_evaluation: bool) -> None:
         return
     folder = os.path.join(output_dir, f"code_{time.strftime('%Y%m%d_%H%M%S')}")
     os.makedirs(folder, exist_ok=True)
-    write_config(cfg, folder)
-    if not (has_config and has_checkpoints(output_dir)):
+    if write_config(cfg, folder) and not (has_config and has_checkpoints(output_dir)):
         # Else it belongs to weights that are there, until a training begins (write_config).
         write_config(cfg, output_dir)
     _write(os.path.join(output_dir, "environment.txt"), collect_env_info())

@@ -16,6 +16,8 @@ from engine.solver import maybe_add_gradient_clipping
     [
         ("solver.build", "build_optimizer build_lr_scheduler maybe_add_gradient_clipping"),
         ("solver.build", "get_default_optimizer_params reduce_param_groups"),
+        ("solver.lr_scheduler", "LRMultiplier LRScheduler WarmupParamScheduler"),
+        ("solver.lr_scheduler", "WarmupMultiStepLR WarmupCosineLR"),
         ("data.build", "build_batch_data_loader trivial_batch_collator worker_init_reset_seed"),
         ("data.common", "DatasetFromList MapDataset ToIterableDataset"),
         ("evaluation.testing", "flatten_results_dict print_csv_format verify_results"),

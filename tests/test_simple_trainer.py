@@ -12,7 +12,7 @@ from torch import nn
 
 from engine import SimpleTrainer, TrainerBase, get_event_storage
 from engine.checkpoint import Checkpointer
-from engine.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
+from engine.events import CommonMetricPrinter, EventStorage, JSONWriter, TensorboardXWriter
 from engine.hooks import (
     CallbackHook,
     EvalHook,
@@ -428,6 +428,15 @@ def test_metrics_can_be_stored_by_the_static_method():
     assert trainer.storage.latest()["gan_total_loss"] == (1.0, 2)
     assert trainer.storage.latest()["loss_b"] == (2.0, 2)
     assert trainer.storage.latest()["data_time"] == (0.5, 2)
+
+
+def test_the_static_method_is_also_called_as_in_detectron2_0_6():
+    """There it has no iteration, and the prefix comes third."""
+    with EventStorage(7) as storage:
+        SimpleTrainer.write_metrics({"loss": torch.tensor(1.0)}, 0.5)
+        SimpleTrainer.write_metrics({"loss": torch.tensor(2.0)}, 0.5, "gan_")
+    assert storage.latest()["total_loss"] == (1.0, 7)
+    assert storage.latest()["gan_total_loss"] == (2.0, 7)
 
 
 def test_the_static_method_raises_for_a_bad_loss():

@@ -108,9 +108,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output-dir", default="output/plain")
-    parser.add_argument("--max-iter", type=int, default=600)
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--output-dir", default="output/plain", help="folder of the run")
+    parser.add_argument("--max-iter", type=int, default=600, help="length of the run")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     args = parser.parse_args()
     if args.max_iter < 1:
         parser.error(f"--max-iter must be 1 or more, got {args.max_iter}")

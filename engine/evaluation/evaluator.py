@@ -155,7 +155,9 @@ class _Progress:
         self._batches = 0
         self._begin = self._logged = perf_counter()
         self._start_timing()
-        logger.info("Evaluating %s batches", "an unknown number of" if total is None else total)
+        logger.info(
+            "Evaluating %s", "an unknown number of batches" if total is None else _batches(total)
+        )
 
     def add(self, started: float, loaded: float, computed: float, finished: float) -> None:
         if self._batches == WARM_UP_BATCHES:
@@ -176,7 +178,7 @@ class _Progress:
             self._compute += perf_counter() - since
         seconds = perf_counter() - self._begin
         duration = f"{seconds:.2f} s" if seconds < 60 else timedelta(seconds=round(seconds))
-        logger.info("Evaluated %d batches in %s: %s", self._batches, duration, self._times())
+        logger.info("Evaluated %s in %s: %s", _batches(self._batches), duration, self._times())
 
     def _start_timing(self) -> None:
         self._timed = 0
@@ -198,6 +200,10 @@ class _Progress:
             f"{name} {sum_ / max(1, self._timed):.4f}" for name, sum_ in parts.items()
         )
         return f"{self._seconds_a_batch():.4f} s a batch ({means})"
+
+
+def _batches(count: int) -> str:
+    return "1 batch" if count == 1 else f"{count} batches"
 
 
 def _as_one(evaluator: DatasetEvaluator | Sequence[DatasetEvaluator] | None) -> DatasetEvaluator:

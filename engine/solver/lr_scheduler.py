@@ -1,13 +1,28 @@
 """Learning-rate schedules: a curve over the progress of the run, times each group's own LR."""
 
-from typing import Any, Literal
+from typing import Any
 
 from fvcore.common.param_scheduler import ParamScheduler
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-WarmupMethod = Literal["linear", "constant"]
+from engine.solver.warmup import (
+    WarmupCosineLR,
+    WarmupMethod,
+    WarmupMultiStepLR,
+    _get_warmup_factor_at_iter,
+)
+
+# As in detectron2.
+__all__ = [
+    "LRMultiplier",
+    "LRScheduler",
+    "WarmupCosineLR",
+    "WarmupMultiStepLR",
+    "WarmupParamScheduler",
+    "_get_warmup_factor_at_iter",
+]
 
 AHEAD = 100  # iterations whose factors are computed at once
 

@@ -3,11 +3,12 @@
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Literal
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from engine.solver.lr_scheduler import WarmupMethod
+WarmupMethod = Literal["linear", "constant"]
 
 
 class WarmupMultiStepLR(LambdaLR):
@@ -27,7 +28,9 @@ class WarmupMultiStepLR(LambdaLR):
             raise ValueError(f"milestones must rise, got {list(milestones)}")
 
         def factor(iteration: int) -> float:
-            warmup = warmup_at(iteration, warmup_iters, warmup_factor, warmup_method)
+            warmup = _get_warmup_factor_at_iter(
+                warmup_method, iteration, warmup_iters, warmup_factor
+            )
             return warmup * gamma ** bisect_right(milestones, iteration)
 
         super().__init__(optimizer, factor, last_epoch)
@@ -46,17 +49,24 @@ class WarmupCosineLR(LambdaLR):
         last_epoch: int = -1,
     ) -> None:
         def factor(iteration: int) -> float:
-            warmup = warmup_at(iteration, warmup_iters, warmup_factor, warmup_method)
+            warmup = _get_warmup_factor_at_iter(
+                warmup_method, iteration, warmup_iters, warmup_factor
+            )
             return warmup * 0.5 * (1.0 + math.cos(math.pi * min(iteration / max_iters, 1.0)))
 
         super().__init__(optimizer, factor, last_epoch)
 
 
-def warmup_at(iteration: int, warmup_iters: int, start: float, method: WarmupMethod) -> float:
-    """The factor of an iteration: from `start` to 1, at once or in a straight line."""
+def _get_warmup_factor_at_iter(
+    method: WarmupMethod, iter: int, warmup_iters: int, warmup_factor: float
+) -> float:
+    """The factor of an iteration, from `warmup_factor` to 1: at once or in a straight line.
+
+    By detectron2's name, as schedules of users call it.
+    """
     if method not in ("linear", "constant"):
         raise ValueError(f"warmup_method is 'linear' or 'constant', got {method!r}")
-    if iteration >= warmup_iters:
+    if iter >= warmup_iters:
         return 1.0
-    progress = iteration / warmup_iters if method == "linear" else 0.0
-    return start + (1.0 - start) * progress
+    progress = iter / warmup_iters if method == "linear" else 0.0
+    return warmup_factor + (1.0 - warmup_factor) * progress

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
+TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
 _PACKAGES = ("numpy", "fvcore", "iopath", "yacs", "omegaconf", "tensorboard")
 _VARIABLES = re.compile(
     r"(OMP|MKL|KMP|CUDA|NCCL|GLOO|TORCH|PYTORCH|MASTER)_\w+|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE"

@@ -177,6 +177,12 @@ def test_a_loader_without_a_length_is_read_to_its_end(log):
     assert "Evaluated 5 batches in" in log.text
 
 
+def test_one_batch_is_called_one(log):
+    inference_on_dataset(double, [1], Collect())
+    assert log.messages[0] == "Evaluating 1 batch"
+    assert log.messages[-1].startswith("Evaluated 1 batch in")
+
+
 def test_a_rank_without_batches_still_takes_part(log):
     assert inference_on_dataset(double, [], Collect()) == {"collect": {"sum": 0.0}}
     assert "Evaluated 0 batches" in log.text

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from engine.solver import WarmupCosineLR, WarmupMultiStepLR
+from engine.solver.lr_scheduler import _get_warmup_factor_at_iter
 
 
 def rates(make, steps: int) -> list[float]:
@@ -23,6 +24,11 @@ def test_steps_after_a_linear_warm_up():
 def test_a_cosine_after_a_constant_warm_up():
     found = rates(lambda opt: WarmupCosineLR(opt, 4, 0.5, 2, warmup_method="constant"), 6)
     assert found == pytest.approx([0.5, 0.5 * 0.8535534, 0.5, 0.1464466, 0.0, 0.0])
+
+
+def test_a_schedule_of_ones_own_asks_for_the_factor_of_the_warm_up():
+    factors = [_get_warmup_factor_at_iter("linear", step, 4, 0.2) for step in range(6)]
+    assert factors == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
 def test_what_cannot_be_is_refused():

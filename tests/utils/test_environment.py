@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.utils import environment
-from engine.utils.environment import collect_env_info, copy_code, git_state, seed_all_rng
+from engine.utils.environment import (
+    TORCH_VERSION,
+    collect_env_info,
+    copy_code,
+    git_state,
+    seed_all_rng,
+)
 
 
 def test_the_report_names_versions_devices_and_variables(monkeypatch):
@@ -28,6 +34,10 @@ def test_the_report_names_versions_devices_and_variables(monkeypatch):
     assert {"platform", "Python", "fvcore", "iopath", "tensorboard", "CPUs"} <= set(rows)
     assert {rows[device] for device in ("CUDA", "MPS", "XPU")} <= {"available", "not available"}
     assert "s3cret" not in report
+
+
+def test_the_version_of_torch_compares_as_numbers():
+    assert (1, 9) < TORCH_VERSION == tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 
 
 def test_the_module_is_a_command():
