@@ -13,7 +13,7 @@ from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -41,6 +41,9 @@ from engine.parallel.network import find_interface
 from engine.parallel.watch import MONITOR, Agent, LaunchError, Watch
 from engine.utils.environment import usable_cpus
 
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
+
 LONG_WAIT = 15.0  # seconds for other machines, until that is told
 LONGEST_SILENCE = timedelta(minutes=1)  # of a machine, until the others give it up
 STOP_SIGNALS = [
@@ -52,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 def run_processes(job: Job) -> list[Any]:
     """Start the processes of this machine; returns what each has returned."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
 
@@ -71,6 +75,7 @@ def run_processes(job: Job) -> list[Any]:
     silence = min(job.timeout * 0.75, LONGEST_SILENCE).total_seconds()
     heartbeat = Heartbeat(job.host, job.port, job.machine_rank, job.num_machines, silence)
     meetings, strangers = 1 + job.max_restarts, spawned_pids()
+    logs = DefaultLogsSpecs(job.folder)  # one: processes find in it what those before them noted
     with ExitStack() as stack:
         stack.enter_context(_environment(job))
         stack.enter_context(quiet_resource_tracker())
@@ -80,7 +85,7 @@ def run_processes(job: Job) -> list[Any]:
             stack.enter_context(heartbeat)
         while True:
             meetings -= 1
-            watch = Watch(job, _start_agent(job), heartbeat, strangers)
+            watch = Watch(job, _start_agent(job, logs), heartbeat, strangers)
             try:
                 results = watch.wait()
                 if has_failed_to_stop:  # those that were started again had nothing to do
@@ -110,8 +115,7 @@ def run_processes(job: Job) -> list[Any]:
                 reports.clear()  # a new agent counts from the beginning
 
 
-def _start_agent(job: Job) -> Agent:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+def _start_agent(job: Job, logs: "LogsSpecs") -> Agent:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     seconds = int(job.timeout.total_seconds())
@@ -130,7 +134,7 @@ def _start_agent(job: Job) -> Agent:
         max_restarts=job.max_restarts,
         monitor_interval=MONITOR,
         start_method="spawn",
-        logs_specs=DefaultLogsSpecs(job.folder),
+        logs_specs=logs,
         local_addr=job.address,
     )
     agent: Agent = futures.Future()

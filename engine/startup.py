@@ -170,13 +170,35 @@ def decide_resume(asked: bool, output_dir: str) -> bool:
     """Whether a run is to be resumed: it is asked for, or the launcher has started it again.
 
     All ranks call it. A run that is not resumed, and that may be restarted, begins anew in its
-    folder: a restart must not go on with what is there of an older one.
+    folder: a restart must not go on with what is there of an older one. One that comes before the
+    run has got so far here begins anew itself.
     """
-    if was_restarted() or asked:
+    if asked or (was_restarted() and any(comm.all_gather(_has_begun(output_dir)))):
         return True
     if may_restart() and comm.is_main_process():
         begin_run(output_dir)
+    comm.synchronize()
+    if notes := _notes_of_launch():
+        with open(notes, "a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"{os.path.abspath(output_dir)}\n")
     return False
+
+
+def _has_begun(output_dir: str) -> bool:
+    """Whether this machine's launcher has seen a run begin in the folder."""
+    if (notes := _notes_of_launch()) is None:
+        return True
+    if not os.path.exists(notes):
+        return False
+    with open(notes, encoding="utf-8", errors="surrogateescape") as file:
+        return os.path.abspath(output_dir) in file.read().splitlines()
+
+
+def _notes_of_launch() -> str | None:
+    """A file that lasts through the restarts of this machine's launcher, ours or torchrun's, and no
+    longer; None without one."""
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")  # attempt_0/0/error.json of its folder
+    return os.path.abspath(f"{error_file}/../../../begun_in") if error_file else None
 
 
 def default_writers(output_dir: str, max_iter: int | None = None) -> list[EventWriter]:
