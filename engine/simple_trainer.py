@@ -128,7 +128,7 @@ class SimpleTrainer(TrainerBase):
             torch_calls.zero_grad(self.optimizer)
         start = perf_counter()
         # To change the data, wrap the data loader.
-        data = next(self._data_loader_iter_obj or self._data_loader_iter)
+        data = next(self._data_loader_iter)
         data_time = perf_counter() - start
         self._backward_end = self._backward_end or start
         metrics = self._forward(data)  # to change the losses, wrap the model
@@ -138,7 +138,7 @@ class SimpleTrainer(TrainerBase):
         self._backward_start = perf_counter()
         try:
             self._backward(loss if self.accumulate == 1 else loss / self.accumulate)
-        except (RuntimeError, AttributeError) as error:
+        except (RuntimeError, AttributeError, TypeError) as error:
             if problem := find_unfit_loss(metrics):
                 raise TypeError(f"{type(self.model).__name__} returned {problem}") from error
             raise
@@ -212,7 +212,7 @@ class SimpleTrainer(TrainerBase):
 
     @_data_loader_iter.setter
     def _data_loader_iter(self, batches: Iterator[Any]) -> None:
-        self._data_loader_iter_obj = batches
+        self._data_loader_iter_obj = EndlessIterator(batches)
 
     @cached_property
     def _has_other_ranks(self) -> bool:

@@ -523,8 +523,10 @@ def test_metrics_may_be_written_in_the_trainers_thread(model, batches):
         (lambda x: {"loss": x.mean().detach()}, "loss, of which none has a gradient"),
         (lambda x: {"loss": 1.5}, "loss, of which none has a gradient"),
         (lambda x: x, r"total_loss of shape \(4, 1\)"),
+        (lambda x: {"loss": [x.mean(), x.sum()]}, "loss as a list: a loss is one number"),
+        (lambda x: {"losses": {"loss": x.mean()}}, "losses as a dict: a loss is one number"),
     ],
-    ids=["vector", "detached", "float", "logits"],
+    ids=["vector", "detached", "float", "logits", "list", "dict"],
 )
 def test_what_cannot_be_minimised_is_named(batches, output, message):
     class Net(nn.Linear):

@@ -242,6 +242,23 @@ def test_ways_of_detectron2_to_change_the_data_work():
     assert model.batches == [1, 2, 2, 3, 4, 4]
 
 
+@pytest.mark.parametrize("name", ["_data_loader_iter", "_data_loader_iter_obj"])
+def test_an_iterator_of_the_users_own_need_not_know_its_length(name):
+    loader = DataLoader(range(4), sampler=TrainingSampler(4))
+    model = Numbered(lambda weight, batch: weight * batch.sum())
+    trainer = make_trainer(model, loader, 1e-3)
+    setattr(trainer, name, iter(loader))  # its len() raises: the sampler has no end
+    trainer.train(0, 3)
+    assert len(model.batches) == 3
+
+
+def test_an_iterator_of_the_users_own_that_ends_says_so():
+    trainer = make_trainer(Numbered(lambda weight, batch: weight * batch), [1.0], 1e-3)
+    trainer._data_loader_iter = iter([2.0, 2.0])
+    with pytest.raises(ValueError, match="ended after 2 batches and cannot be started again"):
+        trainer.train(0, 5)
+
+
 class Unsized(list):
     def __len__(self):
         raise RuntimeError("nobody knows")

@@ -48,6 +48,8 @@ def mean_of(parts: list[Metrics]) -> Metrics:
 def find_unfit_loss(metrics: Metrics) -> str:
     """What to say of metrics that cannot be minimised; '' if nothing is wrong with them."""
     for name, value in metrics.items():
+        if isinstance(value, list | tuple | dict):
+            return f"{name} as a {type(value).__name__}: a loss is one number, such as a mean"
         if isinstance(value, torch.Tensor) and value.requires_grad and value.numel() != 1:
             return f"{name} of shape {tuple(value.shape)}: a loss is one number, such as a mean"
     if not any(map(_is_minimised, metrics.values())):
