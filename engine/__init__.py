@@ -4,10 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from engine import hooks
+from engine.amp_trainer import AMPTrainer
 from engine.events import EventStorage, get_event_storage, has_event_storage
 from engine.hooks import *  # noqa: F403
 from engine.launch import DEFAULT_TIMEOUT, launch
-from engine.simple_trainer import AMPTrainer, SimpleTrainer
+from engine.simple_trainer import SimpleTrainer
 from engine.train_loop import TrainerBase
 
 if TYPE_CHECKING:

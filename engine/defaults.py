@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from engine import hooks
+from engine.amp_trainer import AMPTrainer
 from engine.checkpoint import Checkpointer
 from engine.config import (
     CfgNode,
@@ -58,7 +59,7 @@ from engine.parallel.fsdp import device_type_of
 from engine.parallel.strategy import prepare_model, wrap_model
 from engine.predictor import DefaultPredictor
 from engine.run_report import list_unread_keys, log_analysis, log_end
-from engine.simple_trainer import AMPTrainer, SimpleTrainer
+from engine.simple_trainer import SimpleTrainer
 from engine.solver import (
     build_grad_scaler,
     build_gradient_clipper,

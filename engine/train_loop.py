@@ -359,5 +359,5 @@ class TrainerBase:
 def __getattr__(name: str) -> Any:
     # detectron2 has the trainers with the usual step in the module of this name too.
     if name in ("SimpleTrainer", "AMPTrainer"):
-        return getattr(import_module("engine.simple_trainer"), name)
+        return getattr(import_module("engine"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
