@@ -37,7 +37,7 @@ from engine.parallel.failures import FailureReports
 from engine.parallel.heartbeat import Heartbeat
 from engine.parallel.job import Exit, Job
 from engine.parallel.joint_errors import is_echo
-from engine.parallel.network import find_interface
+from engine.parallel.network import FlagError, find_interface
 from engine.parallel.watch import MONITOR, Agent, LaunchError, Watch
 from engine.utils.environment import usable_cpus
 
@@ -80,7 +80,7 @@ def run_processes(job: Job) -> list[Any]:
         stack.enter_context(_environment(job))
         stack.enter_context(quiet_resource_tracker())
         stack.enter_context(_passed_on_signals(job))
-        stack.enter_context(FailureReports(job.folder, job.machine_rank * job.num_processes, tell))
+        stack.enter_context(FailureReports(job, tell))
         if job.num_machines > 1:
             stack.enter_context(heartbeat)
         while True:
@@ -165,15 +165,17 @@ def _run_process(job: Job) -> Any:
     if job.stop_code is not None:
         return Exit(job.stop_code)
     multiprocessing.set_start_method(job.start_method, force=True)  # torch's is "spawn" here
+    # Data workers that are killed leave what they had there.
+    multiprocessing.current_process()._config["tempdir"] = job.folder  # type: ignore[attr-defined]
     local_rank = int(os.environ["LOCAL_RANK"])
-    _count_starts(job, local_rank)
-    job.begin(local_rank)
-    keep_end_to_itself()
-    tell_of_leaving(job.left(local_rank))
-    end_with_launcher()
-    _handle_signals(_exit)
     result: Any = None
     try:
+        _count_starts(job, local_rank)
+        job.begin(local_rank)
+        keep_end_to_itself()
+        tell_of_leaving(job.left(local_rank))
+        end_with_launcher()
+        _handle_signals(_exit)
         _join_group(job)
         job.joined(local_rank).touch()
         result = job.main_func(*job.args)
@@ -190,28 +192,19 @@ def _run_process(job: Job) -> Any:
             end_in_time()
             exit_with(end.code)
     except BaseException as error:
+        with suppress(AttributeError):  # on Windows
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises when a data worker dies
         end_in_time()
-        if isinstance(error, MISTAKES):
-            job.mistake(local_rank).write_text(f"{type(error).__name__}: {error}")
+        job.note_failure(local_rank, error, is_mistake=isinstance(error, MISTAKES))
         _handle_signals(signal.SIG_DFL)  # the agent sends one: no error of its own shall come of it
-        # Often the echo of another's error or death, which is to be found first.
-        time.sleep((10 if is_echo(error) else 3) * MONITOR)
-        if isinstance(error, Exception) and _has_text(error):
-            raise
-        # torch reports no other: it takes KeyboardInterrupt for a good end, and waits for a result.
-        raise RuntimeError(f"{type(error).__name__} ends this rank") from error
+        # Often the echo of another's error or death, which is to be found first. Of flags that
+        # contradict each other, all machines are to be told.
+        time.sleep((10 if is_echo(error) or isinstance(error, FlagError) else 3) * MONITOR)
+        exit_with(1)
     job.returned(local_rank).touch()
     comm.leave_groups()
     # What the first process returns is all that `launch` gives on.
     return _sendable(result) if local_rank == 0 or isinstance(result, Exit) else None
-
-
-def _has_text(error: Exception) -> bool:
-    """Whether `str(error)` does not fail itself, as that of a user's own class may."""
-    with suppress(Exception):
-        str(error)
-        return True
-    return False
 
 
 def _sendable(result: Any) -> Any:
@@ -282,7 +275,8 @@ def _passed_on_signals(job: Job) -> Iterator[None]:
 
     def pass_on(number: int, _: Any) -> None:
         again = job.stop_code is not None
-        job.stop_with(128 + number)
+        # Those that have not begun to train have nothing to save, but those before them had.
+        job.stop_with(REQUEUE_EXIT_CODE if job.was_interrupted() else 128 + number)
         # Ctrl-C and Slurm reach the processes too: what they get twice would end them at once.
         other = signal.SIGTERM if number == STOP_SIGNALS[-1] else STOP_SIGNALS[-1]
         text = "killing the processes" if again else f"{other.name} to the processes"

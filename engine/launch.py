@@ -3,7 +3,6 @@
 import atexit
 import itertools
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,7 +26,6 @@ from engine.parallel.watch import LaunchError
 __all__ = ["DEFAULT_TIMEOUT", "LaunchError", "launch", "may_restart", "was_restarted"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
-LEAST_SPACE = 2**16  # bytes for temporary files, such as the tracebacks of processes
 
 _launches = itertools.count(1)  # of this process, under torchrun or srun
 
@@ -77,7 +75,7 @@ def launch(
     _refuse_without_file(main_func)
     check_count(num_gpus_per_machine)
     host, port, address = _find_machine_0(num_machines, machine_rank, dist_url)
-    with TemporaryDirectory(prefix="engine_launch_") as folder:
+    with TemporaryDirectory(prefix="engine_") as folder:
         job = Job(
             main_func=main_func,
             args=args,
@@ -113,7 +111,6 @@ def _run(job: Job) -> Any:
         results = run_processes(job)
     except Exception as error:
         _name_unsendable((job.main_func, *job.args), error)
-        _name_full_disk(job.folder, error)
         raise
     if stopped := next((end for end in results if isinstance(end, Exit)), None):
         sys.exit(stopped.code)
@@ -231,16 +228,6 @@ def _name_unsendable(things: tuple, error: Exception) -> None:
                     f"{thing!r:.80} cannot be sent to new processes: {error}; launch takes "
                     "a function that is defined at the top of a .py file, and args that pickle"
                 ) from error
-
-
-def _name_full_disk(folder: str, error: Exception) -> None:
-    """Say so, where a process could not write there how it has ended."""
-    is_told = isinstance(error, LaunchError | FlagError)
-    if not is_told and shutil.disk_usage(folder).free < LEAST_SPACE:
-        raise LaunchError(
-            f"a process has failed and could not say how, as the disk of {folder} is full: free "
-            "some space, or set TMPDIR to another folder"
-        ) from error
 
 
 def _refuse_contradictions(place: Place, flags: dict[str, tuple[Any, Any, Any]]) -> None:

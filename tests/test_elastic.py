@@ -49,6 +49,14 @@ def fail_on_one_rank() -> None:
     comm.synchronize()
 
 
+def kill_a_data_worker() -> None:
+    """As lack of memory does, when it has sent a tensor and before it has been asked to end."""
+    batches = iter(torch.utils.data.DataLoader(list(torch.zeros(99, 1)), num_workers=1))
+    next(batches)
+    batches._workers[0].kill()
+    list(batches)
+
+
 class Untold(Exception):
     def __str__(self) -> str:
         return self.message  # which is never set
@@ -294,7 +302,7 @@ def killed_once(tmp_path_factory):
         ("fail_without_a_message", "Untold: <exception str() failed>"),
         ("fail_beside_a_collective", "ZeroDivisionError: the error of rank 1"),
         ("fail_beside_a_thread", "ZeroDivisionError: the error of rank 1"),
-        ("interrupt_beside_a_thread", "RuntimeError: KeyboardInterrupt ends this rank"),
+        ("interrupt_beside_a_thread", "in interrupt_beside_a_thread\n    raise KeyboardInterrupt"),
         ("die_beside_children", "Rank 1 was killed by SIGKILL"),
     ],
 )
@@ -326,8 +334,18 @@ def test_processes_share_the_cores(killed_once):
 
 def test_no_temporary_files_are_left(killed_once):
     _, _, folder = killed_once
-    assert list(Path(folder).glob("engine_launch_*")) == []
-    assert list(Path(folder).glob("torchelastic_*")) == []
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["fail_on_one_rank", "kill_a_data_worker"])
+def test_no_temporary_files_are_left_after_an_error(tmp_path, program):
+    process = start(program, TMPDIR=str(tmp_path))
+    process.communicate(timeout=110)
+    assert process.returncode == 1
+    left = [path.name for path in tmp_path.iterdir()]
+    # Python's own are of a process that was killed while it imported.
+    assert [name for name in left if not name.startswith("tmp")] == []
 
 
 @pytest.mark.slow
@@ -582,6 +600,22 @@ def test_a_signal_ends_processes_that_import_for_long_without_a_word(tmp_path):
     _, errors = process.communicate(timeout=25)
     assert process.returncode == 128 + signal.SIGTERM
     assert errors == "SIGTERM: SIGUSR1 to the processes\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_in_function", [False, True], ids=["in imports", "before training"])
+def test_a_signal_to_a_run_that_is_started_again_leaves_it_to_be_resumed(tmp_path, is_in_function):
+    process = start("wait_for_signal", TMPDIR=str(tmp_path))
+    wait_for_calls(process, 2)
+    os.kill(int(next(tmp_path.glob("*/started_1")).read_text()), signal.SIGKILL)
+    for line in process.stderr:
+        if "Restart 1 of 3" in line:
+            break
+    if is_in_function:
+        wait_for_calls(process, 2)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == REQUEUE_EXIT_CODE, errors
 
 
 def main(name: str) -> None:

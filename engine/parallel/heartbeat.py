@@ -18,7 +18,7 @@ class Heartbeat:
 
     def __init__(self, host: str, port: int, machine: int, num_machines: int, limit: float) -> None:
         self.limit = limit
-        self.contradiction = ""  # of this machine's flags and another's
+        self.contradiction = ""  # of machines' flags: set it, and all hear of it
         self.have_met = False  # all ranks: set it, and nobody ends for a machine that comes later
         self._address = host, port
         self._machine = machine
@@ -79,13 +79,8 @@ class Heartbeat:
         if first != self._num_machines:
             numbers = f"--num-machines {first} and --num-machines {self._num_machines}"
             self.contradiction = f"machines were started with {numbers}: give all the same"
-            if not store.check(["have met"]):
-                store.set("contradiction", self.contradiction)
         while True:
-            if self.have_met:
-                store.set("have met", "")
-            elif store.check(["contradiction"]):
-                self.contradiction = store.get("contradiction").decode()
+            self._share_contradiction(store)
             store.set(mine, str(time.time_ns()))
             store.get(mine)  # an answer
             if self._machine > 0:
@@ -93,7 +88,16 @@ class Heartbeat:
             for machine in self._watched:
                 self._look_at(machine, store)
             if self._is_ending.wait(self.limit / 10 if self.have_met else min(1, self.limit / 10)):
+                self._share_contradiction(store)
                 return store.set(mine, "left")
+
+    def _share_contradiction(self, store: dist.Store) -> None:
+        if self.have_met:
+            store.set("have met", "")
+        elif self.contradiction and not store.check(["have met"]):
+            store.set("contradiction", self.contradiction)
+        elif store.check(["contradiction"]):
+            self.contradiction = store.get("contradiction").decode()
 
     def _look_at(self, machine: int, store: dist.Store) -> None:
         if not store.check([str(machine)]):
@@ -103,6 +107,7 @@ class Heartbeat:
             return
         self._values[machine] = value
         if value == b"left":
+            self._share_contradiction(store)  # it may be why
             self._heard.pop(machine, None)
             self._left[machine] = time.monotonic()
         else:

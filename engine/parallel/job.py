@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from engine.parallel.children import is_running
 from engine.parallel.network import FlagError
 
 
@@ -109,6 +112,33 @@ class Job:
         """The file with the error of a process, if it is one that needs no traceback."""
         return Path(self.folder, f"mistake_{local_rank}")
 
+    def note_failure(self, local_rank: int, error: BaseException, is_mistake: bool) -> None:
+        """Leave the traceback of a process, which of a mistake nobody needs, for the launcher; on a
+        full disk, print it."""
+        text = "".join(traceback.format_exception(error)).rstrip()
+        try:
+            self.failure(local_rank).write_text(text, "utf-8", "backslashreplace")
+            if is_mistake:
+                self.mistake(local_rank).write_text(f"{type(error).__name__}: {error}")
+        except OSError:
+            self.failure(local_rank).unlink(missing_ok=True)
+            print(text, file=sys.stderr)
+
+    def failure(self, local_rank: int) -> Path:
+        """The file with the traceback of a process that has failed."""
+        return Path(self.folder, f"failure_{local_rank}")
+
+    def take_first_failure(self) -> tuple[int, str]:
+        """The first rank of those that have failed, and its traceback. The next failure is another
+        story."""
+        files = {local: self.failure(local) for local in range(self.num_processes)}
+        times = {local: file.stat().st_mtime_ns for local, file in files.items() if file.exists()}
+        first = min(times, key=times.__getitem__)
+        text = files[first].read_text("utf-8")
+        for local in times:
+            files[local].unlink()
+        return self.machine_rank * self.num_processes + first, text
+
     def find_mistake(self) -> str:
         """What is in the first of these files; '' if there is none."""
         files = [self.mistake(local) for local in range(self.num_processes)]
@@ -120,8 +150,10 @@ class Job:
         In this order: at each moment the files tell of one of the two.
         """
         self.left(local_rank).unlink(missing_ok=True)
+        if self.started(local_rank).exists():
+            Path(self.folder, "restarted").touch()
         self.started(local_rank).write_text(str(os.getpid()))
-        for file in (self.returned, self.joined, self.mistake):
+        for file in (self.returned, self.joined, self.mistake, self.failure):
             file(local_rank).unlink(missing_ok=True)
 
     def pids(self) -> dict[int, int]:
@@ -129,6 +161,12 @@ class Job:
         files = {local: self.started(local) for local in range(self.num_processes)}
         texts = {local: file.read_text() for local, file in files.items() if file.exists()}
         return {local: int(text) for local, text in texts.items() if text}
+
+    def was_interrupted(self) -> bool:
+        """Whether processes have died, and others take their place or have taken it."""
+        is_over = {local: not is_running(pid) for local, pid in self.pids().items()}
+        has_died = any(is_over[local] and not self.returned(local).exists() for local in is_over)
+        return self.max_restarts > 0 and (has_died or Path(self.folder, "restarted").exists())
 
     def are_done(self) -> bool:
         """Whether the function has returned in all processes of this machine."""

@@ -53,13 +53,14 @@ class Watch:
             pids = list(self.job.pids().values())
             if pids != self.pids:
                 self.pids, self.began = pids, time.monotonic()
+            self._end_left_alone()
             self._refuse_other_machines()
             self._give_up_silent_machine()
-            self._end_left_alone()
             self._end_peers_of_failed()
             self._end_peers_of_silent()
             if self.job.stop_code is not None:
                 self._see_to_stop()
+        self._refuse_other_machines()  # the agent may have been quicker
         if not self.agent.done() and self.job.stop_code is not None:
             return [Exit(self.job.stop_code)]
         if self.lost is not None and not (self.agent.done() and self.agent.exception() is None):
@@ -77,8 +78,12 @@ class Watch:
         return len(self.pids) == self.job.num_processes and all(map(is_running, self.pids))
 
     def _refuse_other_machines(self) -> None:
-        """End where the flags of the machines that come together contradict each other."""
+        """End where the flags of the machines that come together contradict each other, as this one
+        has heard or a process of it has found."""
         self.heartbeat.have_met = self.heartbeat.have_met or self.job.have_met
+        kind, _, found = self.job.find_mistake().partition(": ")
+        if kind == FlagError.__name__ and self.job.num_machines > 1:
+            self.heartbeat.contradiction = found
         if self.heartbeat.contradiction:
             send(signal.SIGKILL, self.pids)
             if self.job.machine_rank == 0:

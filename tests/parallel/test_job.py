@@ -1,4 +1,6 @@
 import os
+import subprocess
+from dataclasses import replace
 
 
 def test_a_job_is_stopped_with_the_last_code_that_was_told(job):
@@ -48,3 +50,18 @@ def test_what_a_process_left_is_gone_when_another_takes_its_place(job):
     assert job.find_mistake() == "ConfigError: no"
     job.begin(1)
     assert (job.find_mistake(), job.describe_progress(2, was_killed=False)) == ("", "")
+
+
+def test_a_job_is_interrupted_from_a_death_on_that_is_no_end(job):
+    job = replace(job, max_restarts=1)
+    child = subprocess.Popen(["sleep", "60"])
+    job.started(0).write_text(str(child.pid))
+    assert not job.was_interrupted()
+    child.kill()
+    child.wait()
+    assert job.was_interrupted()
+    assert not replace(job, max_restarts=0).was_interrupted()
+    job.returned(0).touch()
+    assert not job.was_interrupted()
+    job.begin(0)
+    assert job.was_interrupted()
