@@ -9,6 +9,7 @@ from torch.autograd import profiler
 
 from engine.parallel import comm
 from engine.parallel.errors import StrategyError
+from engine.utils.late_compiler import compiler_put_off
 from engine.utils.suggest import hint_at
 
 Compression = Literal["none", "fp16", "bf16"]
@@ -50,7 +51,8 @@ def create_ddp_model(
             kwargs["forward_sync_buffers"] = kwargs.pop("broadcast_buffers")
     else:
         comm.copy_from_rank_0(dict(model.named_buffers()))
-    wrapped = DistributedDataParallel(model, **{"gradient_as_bucket_view": True, **kwargs})
+    with compiler_put_off():
+        wrapped = DistributedDataParallel(model, **{"gradient_as_bucket_view": True, **kwargs})
     wrapped.settle_buckets()
     if compression != "none":
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

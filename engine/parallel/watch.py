@@ -86,6 +86,8 @@ class Watch:
             self.heartbeat.contradiction = found
         if self.heartbeat.contradiction:
             send(signal.SIGKILL, self.pids)
+            # Python aborts if it ends while a thread is in torch.
+            futures.wait([self.agent], timeout=LAST_WORDS)
             if self.job.machine_rank == 0:
                 time.sleep(LAST_WORDS)
             raise FlagError(self.heartbeat.contradiction)
