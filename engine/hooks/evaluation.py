@@ -22,8 +22,8 @@ class EvalHook(HookBase):
 
     The function returns a nested dict of numbers, or None. The results are stored unsmoothed under
     names joined by "/". The evaluation of the last step is the one after training; a run that
-    failed, or is to be continued, has none. With a period of 0 there is only that one. A rank whose
-    function returns nothing, as evaluators may on all but one, has the results of rank 0.
+    failed, or is to be continued, has none. With a period of 0 there is only that one. A result
+    that a rank does not have, as evaluators may give theirs to rank 0 alone, is that of rank 0.
     """
 
     priority = Priority.NORMAL  # hooks of users that look at its results are registered after it
@@ -65,8 +65,7 @@ class EvalHook(HookBase):
                 results = self._func()
             flat = _flatten(results)
             # What hooks make of them, such as a learning rate, is to be the same on all ranks.
-            of_rank_0 = comm.all_gather(flat)[0]
-            flat = flat or of_rank_0
+            flat = {**comm.all_gather(flat)[0], **flat}
             self._store(flat)
         except BaseException as error:
             try:

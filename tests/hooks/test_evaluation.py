@@ -386,8 +386,8 @@ def test_a_result_in_the_place_of_the_function_is_refused_at_once():
         EvalHook(5, {"accuracy": 1.0})
 
 
-def work(rank: int, folder: Path) -> list[float]:
-    """The learning rates of a hook that follows the results, which rank 0 alone has."""
+def learning_rates(results: dict | None) -> list[float]:
+    """Those of a hook that follows the loss among the results."""
 
     class Halve(HookBase):
         def after_eval(self, results: dict[str, float]) -> None:
@@ -400,11 +400,20 @@ def work(rank: int, folder: Path) -> list[float]:
     model.forward = lambda batch: (batch @ model.weight.T).mean()
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     trainer = SimpleTrainer(model, [torch.ones(2, 4)], optimizer)
-    results = {"task": {"loss": 1.0}} if rank == 0 else None
     trainer.register_hooks([EvalHook(2, lambda: results), Halve()])
     trainer.train(0, 6)
     return rates
 
 
-def test_results_of_rank_0_reach_hooks_of_ranks_that_have_none(processes):
-    assert processes == [[0.5, 0.25, 0.125]] * 2
+def work(rank: int, folder: Path) -> dict[str, list[float]]:
+    """The learning rates where rank 0 alone has all results, and others none or some of them."""
+    loss = {"task": {"loss": 1.0}} if rank == 0 else {}
+    return {
+        "none": learning_rates(loss or None),
+        "some": learning_rates({"other": {"accuracy": 1.0}, **loss}),
+    }
+
+
+@pytest.mark.parametrize("what", ["none", "some"])
+def test_results_of_rank_0_reach_hooks_of_ranks_that_do_not_have_them(processes, what):
+    assert [rates[what] for rates in processes] == [[0.5, 0.25, 0.125]] * 2
