@@ -13,6 +13,7 @@ from engine.config import CfgNode, ConfigError, check_arguments, naming, naming_
 from engine.parallel.device import choose_device
 from engine.parallel.fsdp import shard_like
 from engine.utils.registry import Registry, find
+from engine.utils.wrapping import plain_names
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,9 @@ def load_weights(cfg: CfgNode, model: nn.Module, resume: bool = False) -> None:
                 "No weights are given (MODEL.WEIGHTS, or --resume): the model is used as it is made"
             )
     loaded = checkpointer.resume_or_load(cfg.MODEL.WEIGHTS, resume=resume)
-    own = dict(chain[tuple[str, torch.Tensor]](model.named_parameters(), model.named_buffers()))
+    plain = plain_names(model)
+    tensors = chain[tuple[str, torch.Tensor]](model.named_parameters(), model.named_buffers())
+    own = {plain(name): tensor for name, tensor in tensors}
     shapes = {name: tensor.shape for name, tensor in own.items()}.items()
     averages = [
         average

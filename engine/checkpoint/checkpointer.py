@@ -42,6 +42,7 @@ from engine.checkpoint.matching import (
     WRAPPER,
     match_by_suffix,
     mismatch_table,
+    rename_weights,
     shield_own_prefix,
 )
 from engine.checkpoint.plain import as_plain
@@ -56,6 +57,7 @@ from engine.parallel.fsdp import (
 )
 from engine.parallel.joint_errors import joint_errors
 from engine.utils.files import PathManager, absolute, atomic_write, is_remote
+from engine.utils.wrapping import plain_names, wrapped_names
 
 _HEURISTICS = "?matching_heuristics=True"
 _EXTRA_STATE = "_extra_state"  # torch's name for it
@@ -104,7 +106,7 @@ class Checkpointer(FvcoreCheckpointer):
         self._manifest = Manifest(save_dir)
         self._background = BackgroundSaves() if background else None
         # A mask may be infinite by intention. What becomes so in training is not.
-        self._unchecked = infinite_constants(self.model)
+        self._unchecked = set(map(plain_names(self.model), infinite_constants(self.model)))
 
     def save(
         self,
@@ -255,7 +257,7 @@ class Checkpointer(FvcoreCheckpointer):
         name = comm.all_gather(os.path.basename(temporary_name(path)))[0]
         written = os.path.join(self.save_dir, name)
         try:
-            write_sharded(written, state, tied_parameters(self.model))
+            write_sharded(written, state, self._tied())
             with joint_errors():
                 if is_main:
                     self._announce(path, written, extra)
@@ -269,7 +271,12 @@ class Checkpointer(FvcoreCheckpointer):
 
     def _collect(self, extra: dict[str, Any]) -> dict[str, Any]:
         state = {"model": self.model.state_dict()}
+        rename_weights(state["model"], plain_names(self.model))
         return state | {k: obj.state_dict() for k, obj in self.checkpointables.items()} | extra
+
+    def _tied(self) -> dict[str, str]:
+        plain = plain_names(self.model)
+        return {plain(name): plain(first) for name, first in tied_parameters(self.model).items()}
 
     def _refuse_nonfinite(self, state: dict[str, Any]) -> None:
         if bad := first_nonfinite(state, self._unchecked):
@@ -412,6 +419,7 @@ class Checkpointer(FvcoreCheckpointer):
             checkpoint["model"] = {matches.get(name, name): v for name, v in saved.items()}
         shield_own_prefix(checkpoint["model"], names)
         _strip_prefix_if_present(checkpoint["model"], WRAPPER)
+        rename_weights(checkpoint["model"], wrapped_names(self.model, names))
         for name in wanted.keys() & checkpoint["model"].keys():
             if is_sharded_tensor(wanted[name]):
                 checkpoint["model"][name] = shard_like(checkpoint["model"][name], wanted[name])

@@ -1,6 +1,6 @@
 """Names of weights: which belong together though they begin differently, and which fit nothing."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from fvcore.common.checkpoint import _IncompatibleKeys
@@ -42,6 +42,16 @@ def shield_own_prefix(saved: dict[str, Any], wanted: Collection[str]) -> None:
     for names in (saved, getattr(saved, "_metadata", {})):
         for name in list(names):
             names[f"{WRAPPER}{name}"] = names.pop(name)
+
+
+def rename_weights(state: dict[str, Any], new_name: Callable[[str], str]) -> None:
+    """Give other names to the weights of a state dict; modules, in the list of their versions, are
+    asked for with a dot at the end."""
+    for name in list(state):
+        state[new_name(name)] = state.pop(name)
+    versions = getattr(state, "_metadata", {})
+    for path in list(versions):
+        versions[new_name(f"{path}.").removesuffix(".")] = versions.pop(path)
 
 
 def mismatch_table(result: _IncompatibleKeys) -> str:

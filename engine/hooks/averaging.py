@@ -1,6 +1,7 @@
 """EMAHook: evaluates with an average of the weights instead of the latest ones."""
 
 import copy
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,7 @@ from engine.hooks.joint_period import JointPeriod
 from engine.parallel.fsdp import reshard, shard_like
 from engine.utils.lengths import check_length, to_iterations
 from engine.utils.periods import is_due, read_period
-from engine.utils.wrapping import unwrap
+from engine.utils.wrapping import plain_names, unwrap
 
 
 class EMAHook(HookBase):
@@ -126,7 +127,12 @@ class EMAHook(HookBase):
         if self._buffers:
             buffers = self.model.named_buffers()
             named.update({name: one for name, one in buffers if name not in self._masks})
-        return {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
+        plain = self._plain_name
+        return {plain(name): one for name, one in named.items() if one.is_floating_point()}
+
+    @cached_property
+    def _plain_name(self) -> Callable[[str], str]:
+        return plain_names(self.model)
 
     @cached_property
     def _masks(self) -> set[str]:

@@ -12,7 +12,7 @@ from engine.parallel import comm
 from engine.parallel.fsdp import is_sharded, is_sharded_tensor
 from engine.utils.files import atomic_write
 from engine.utils.periods import is_due, read_period
-from engine.utils.wrapping import unwrap
+from engine.utils.wrapping import plain_names, unwrap
 
 
 class SafetensorsHook(HookBase):
@@ -44,7 +44,9 @@ class SafetensorsHook(HookBase):
         model = self.trainer.model  # type: ignore[attr-defined]
         if not comm.is_main_process() and not is_sharded(model):
             return
-        weights = {name: _whole(one) for name, one in unwrap(model).state_dict().items()}
+        model = unwrap(model)
+        plain = plain_names(model)
+        weights = {plain(name): _whole(one) for name, one in model.state_dict().items()}
         if not comm.is_main_process():
             return
         os.makedirs(self._output_dir, exist_ok=True)

@@ -28,7 +28,7 @@ from engine.solver.param_rules import (
 )
 from engine.utils.registry import Registry, locate
 from engine.utils.suggest import hint_at
-from engine.utils.wrapping import unwrap
+from engine.utils.wrapping import plain_names
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,8 @@ def get_optimizer_class(name: str) -> type[Optimizer]:
 
 def trained_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
     """The names of the optimizer's parameters in the model, in its order; "" for others."""
-    names = {p: name.replace("_orig_mod.", "") for name, p in unwrap(model).named_parameters()}
+    plain = plain_names(model)
+    names = {parameter: plain(name) for name, parameter in model.named_parameters()}
     return [names.get(p, "") for group in optimizer.param_groups for p in group["params"]]
 
 

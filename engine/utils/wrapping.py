@@ -1,9 +1,40 @@
-"""Models inside the wrappers that spread them over devices or processes."""
+"""Models inside the wrappers that spread them over devices or processes, or compile them."""
+
+from collections.abc import Callable, Iterable
 
 from torch import nn
+
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel or DataParallel, whose names have no "module."."""
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    return model.module if isinstance(model, parallel) else model
+    return model.module if isinstance(model, PARALLEL) else model
+
+
+def plain_names(model: nn.Module) -> Callable[[str], str]:
+    """Makes names in a model, those of modules with a dot at the end, what they are where no part
+    of it is wrapped or compiled."""
+    prefixes: list[tuple[str, str]] = []
+    for path, part in model.named_modules():
+        outside = f"{path}." if path else ""
+        if isinstance(part, PARALLEL):
+            prefixes.append((f"{outside}module.", outside))
+        elif "_orig_mod" in part._modules:  # the name is torch.compile's
+            prefixes.append((f"{outside}_orig_mod.", outside))
+
+    def without_wrappers(name: str) -> str:
+        for inside, outside in reversed(prefixes):  # the innermost first
+            if name.startswith(inside):
+                name = outside + name.removeprefix(inside)
+        return name
+
+    return without_wrappers
+
+
+def wrapped_names(model: nn.Module, names: Iterable[str]) -> Callable[[str], str]:
+    """The reverse of `plain_names`, for these names in the model and for modules."""
+    plain = plain_names(model)
+    modules = (f"{path}." for path, _ in model.named_modules())
+    own = {plain(name): name for name in (*names, *modules)}  # of a wrapper, what is inside
+    return lambda name: own.get(name, name)

@@ -523,6 +523,50 @@ def test_a_module_is_told_the_version_it_was_saved_with(tmp_path):
     assert values(model) == {1.0}
 
 
+def compiled(part: nn.Module) -> nn.Module:
+    return torch.compile(part, backend="eager")
+
+
+WRAPPERS = [nn.DataParallel, compiled, lambda part: compiled(nn.DataParallel(part))]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_parts_that_are_wrapped_or_compiled_have_the_names_of_plain_ones(tmp_path, log, wrap):
+    def make(wrap=lambda part: part):
+        part = wrap(nn.Sequential(Migrating(), Counting(2, 2)))
+        return nn.ModuleDict({"part": part, "other": nn.Linear(1, 1)})
+
+    models = {"wrapped": make(wrap), "plain": make()}
+    for value, (saved, other) in enumerate([("wrapped", "plain"), ("plain", "wrapped")], start=2):
+        fill(models[saved], value)
+        Checkpointer(models[saved], tmp_path).save(saved)
+        Checkpointer(models[other]).load(f"{tmp_path}/{saved}.pth")
+        assert values(models[other]) == {value}
+    assert warnings(log) == []
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_a_run_goes_on_where_parts_of_its_model_are_no_longer_wrapped(
+    tmp_path, model, batches, wrap
+):
+    def make_checkpointer(model: nn.Module) -> Checkpointer:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        trainer = SimpleTrainer(model, batches, optimizer)
+        trainer.register_hooks([EMAHook(0.5)])
+        return Checkpointer(model, tmp_path, trainer=trainer)
+
+    with_parts = copy.deepcopy(model)
+    with_parts.linear = wrap(with_parts.linear)
+    checkpointer = make_checkpointer(with_parts)
+    checkpointer.checkpointables["trainer"].train(0, 3)
+    checkpointer.save("model")
+    resumed = make_checkpointer(model)
+    resumed.resume_or_load("")
+    states = [one.checkpointables["trainer"].state_dict() for one in (checkpointer, resumed)]
+    for key in ("optimizer", "trained", "hooks"):
+        assert as_lists(states[0][key]) == as_lists(states[1][key])
+
+
 class Counting(nn.Linear):
     """Keeps a plain value beside its weights."""
 
