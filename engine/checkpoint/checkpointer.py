@@ -40,9 +40,10 @@ from engine.checkpoint.last_checkpoint import NUMBERED, begin_run, has_begun_ane
 from engine.checkpoint.manifest import Manifest
 from engine.checkpoint.matching import (
     WRAPPER,
+    fit_weights,
     match_by_suffix,
     mismatch_table,
-    rename_weights,
+    plain_state,
     shield_own_prefix,
 )
 from engine.checkpoint.plain import as_plain
@@ -51,13 +52,12 @@ from engine.parallel import comm
 from engine.parallel.fsdp import (
     is_sharded,
     is_sharded_tensor,
-    shard_like,
     shard_optimizer_state,
     tied_parameters,
 )
 from engine.parallel.joint_errors import joint_errors
 from engine.utils.files import PathManager, absolute, atomic_write, is_remote
-from engine.utils.wrapping import plain_names, wrapped_names
+from engine.utils.wrapping import plain_names
 
 _HEURISTICS = "?matching_heuristics=True"
 _EXTRA_STATE = "_extra_state"  # torch's name for it
@@ -270,9 +270,8 @@ class Checkpointer(FvcoreCheckpointer):
             raise
 
     def _collect(self, extra: dict[str, Any]) -> dict[str, Any]:
-        state = {"model": self.model.state_dict()}
-        rename_weights(state["model"], plain_names(self.model))
-        return state | {k: obj.state_dict() for k, obj in self.checkpointables.items()} | extra
+        parts = {"model": self.model, **self.checkpointables}
+        return {key: plain_state(part) for key, part in parts.items()} | extra
 
     def _tied(self) -> dict[str, str]:
         plain = plain_names(self.model)
@@ -381,6 +380,8 @@ class Checkpointer(FvcoreCheckpointer):
                 state, target = checkpoint.pop(key), self.checkpointables[key]
                 if isinstance(target, torch.optim.Optimizer) and is_sharded(self.model):
                     state = shard_optimizer_state(state, target)
+                elif isinstance(target, nn.Module):  # a second model
+                    fit_weights(state, target)
                 target.load_state_dict(state)
         return checkpoint
 
@@ -411,18 +412,14 @@ class Checkpointer(FvcoreCheckpointer):
             return read_sharded(f, next(filter(is_sharded_tensor, weights), None))
 
     def _load_model(self, checkpoint: dict[str, Any]) -> _IncompatibleKeys:
-        wanted = self.model.state_dict()
-        names = list(wanted)
+        names = list(self.model.state_dict())
         if self._loading.endswith(_HEURISTICS):
             saved = checkpoint["model"]
             matches = match_by_suffix(list(saved), names)
             checkpoint["model"] = {matches.get(name, name): v for name, v in saved.items()}
         shield_own_prefix(checkpoint["model"], names)
         _strip_prefix_if_present(checkpoint["model"], WRAPPER)
-        rename_weights(checkpoint["model"], wrapped_names(self.model, names))
-        for name in wanted.keys() & checkpoint["model"].keys():
-            if is_sharded_tensor(wanted[name]):
-                checkpoint["model"][name] = shard_like(checkpoint["model"][name], wanted[name])
+        fit_weights(checkpoint["model"], self.model)
         extra = _take_extra_states(checkpoint["model"])
         shield_own_prefix(checkpoint["model"], names)  # fvcore strips once more
         result = super()._load_model(checkpoint)

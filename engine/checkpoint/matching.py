@@ -5,6 +5,10 @@ from typing import Any
 
 from fvcore.common.checkpoint import _IncompatibleKeys
 from tabulate import tabulate
+from torch import nn
+
+from engine.parallel.fsdp import shard_like
+from engine.utils.wrapping import plain_names, wrapped_names
 
 MOST_ROWS = 40  # of a table
 WRAPPER = "module."  # what DistributedDataParallel puts before the names of its model
@@ -44,14 +48,20 @@ def shield_own_prefix(saved: dict[str, Any], wanted: Collection[str]) -> None:
             names[f"{WRAPPER}{name}"] = names.pop(name)
 
 
-def rename_weights(state: dict[str, Any], new_name: Callable[[str], str]) -> None:
-    """Give other names to the weights of a state dict; modules, in the list of their versions, are
-    asked for with a dot at the end."""
-    for name in list(state):
-        state[new_name(name)] = state.pop(name)
-    versions = getattr(state, "_metadata", {})
-    for path in list(versions):
-        versions[new_name(f"{path}.").removesuffix(".")] = versions.pop(path)
+def plain_state(part: Any) -> Any:
+    """The state of a part of a run; that of a model has the names of one that is not wrapped."""
+    state = part.state_dict()
+    if isinstance(part, nn.Module):
+        _rename(state, plain_names(part))
+    return state
+
+
+def fit_weights(saved: dict[str, Any], model: nn.Module) -> None:
+    """Have saved weights be named and cut as those of the model, which may be wrapped."""
+    wanted = model.state_dict()
+    _rename(saved, wrapped_names(model, wanted))
+    for name in wanted.keys() & saved.keys():
+        saved[name] = shard_like(saved[name], wanted[name])
 
 
 def mismatch_table(result: _IncompatibleKeys) -> str:
@@ -66,3 +76,12 @@ def mismatch_table(result: _IncompatibleKeys) -> str:
     ]
     more = f"\n… and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else ""
     return tabulate(rows[:MOST_ROWS], headers=("weight", "mismatch", "shapes")) + more
+
+
+def _rename(state: dict[str, Any], new_name: Callable[[str], str]) -> None:
+    for name in list(state):
+        state[new_name(name)] = state.pop(name)
+    versions = getattr(state, "_metadata", {})  # of modules, by their paths
+    for path in list(versions):
+        renamed = new_name(f"{path}." if path else "")
+        versions[renamed.removesuffix(".")] = versions.pop(path)

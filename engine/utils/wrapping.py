@@ -35,6 +35,6 @@ def plain_names(model: nn.Module) -> Callable[[str], str]:
 def wrapped_names(model: nn.Module, names: Iterable[str]) -> Callable[[str], str]:
     """The reverse of `plain_names`, for these names in the model and for modules."""
     plain = plain_names(model)
-    modules = (f"{path}." for path, _ in model.named_modules())
+    modules = (f"{path}." if path else "" for path, _ in model.named_modules())
     own = {plain(name): name for name in (*names, *modules)}  # of a wrapper, what is inside
     return lambda name: own.get(name, name)

@@ -546,6 +546,16 @@ def test_parts_that_are_wrapped_or_compiled_have_the_names_of_plain_ones(tmp_pat
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
+def test_a_second_model_may_be_wrapped_or_not(tmp_path, wrap):
+    model, wrapped, plain = nn.Linear(1, 1), wrap(Migrating()), Migrating()
+    for value, (saved, other) in enumerate([(wrapped, plain), (plain, wrapped)], start=2):
+        fill(saved, value)
+        Checkpointer(model, tmp_path, second=saved).save("model")
+        Checkpointer(model, tmp_path, second=other).load(f"{tmp_path}/model.pth")
+        assert values(other) == {value}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
 def test_a_run_goes_on_where_parts_of_its_model_are_no_longer_wrapped(
     tmp_path, model, batches, wrap
 ):

@@ -257,6 +257,15 @@ def test_an_optimizer_of_ones_own_is_resumed_from_a_file(tmp_path, shard):
     step(model, optimizer)
 
 
+def test_a_second_model_may_be_sharded_or_not(tmp_path, filled):
+    models = [(filled(1), filled(2)), (nn.Linear(2, 2), nn.Linear(2, 2))]
+    for (model, second), (other, other_second) in (models, models[::-1]):
+        Checkpointer(model, tmp_path, second=second).save("model")
+        nn.init.constant_(other_second.weight, 0)
+        Checkpointer(other, tmp_path, second=other_second).resume_or_load("")
+        assert values(other_second) == {2.0}
+
+
 def test_weights_saved_under_ddp_are_loaded_into_shards(tmp_path, filled):
     torch.save(
         {"module.weight": torch.ones(2, 2), "module.bias": torch.ones(2)}, tmp_path / "a.pth"
