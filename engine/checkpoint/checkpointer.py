@@ -388,6 +388,8 @@ class Checkpointer(FvcoreCheckpointer):
     def _find_undamaged(self, path: str, share: slice) -> str:
         """Where a checkpoint is on this machine; of its checksums, a share is compared."""
         folder, name = os.path.split(path)
+        if is_listed(folder):
+            raise CheckpointError(f"{path} is a part of a checkpoint, which is the folder {folder}")
         manifest = Manifest(folder)
         found = manifest.locate(name)
         # Of a remote path no more is asked of its handler than a local copy.

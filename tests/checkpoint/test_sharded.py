@@ -323,6 +323,13 @@ def test_other_folders_with_a_number_are_not_resumed_from(tmp_path, filled):
     assert Checkpointer(filled(0), tmp_path).resume_or_load("") == {"iteration": 29}
 
 
+@pytest.mark.parametrize("name", [STATE_FILE, "__0_0.distcp"])
+def test_a_file_in_a_folder_is_no_checkpoint(tmp_path, filled, name):
+    Checkpointer(filled(7), tmp_path).save("model")
+    with pytest.raises(CheckpointError, match=f"{name} is a part of .* the folder .*model$"):
+        Checkpointer(nn.Linear(2, 2)).load(f"{tmp_path}/model/{name}")
+
+
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path, filled):
     with pytest.raises(CheckpointError, match="a folder without one is no checkpoint"):
         Checkpointer(filled(0)).load(str(tmp_path))
