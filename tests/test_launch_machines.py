@@ -1,6 +1,6 @@
 """Training on two machines: two network namespaces with a cable between them, or one address.
 
-`KILLS=50 SLOW_SECONDS=inf pytest -s -k kills tests/test_launch_machines.py` measures recoveries.
+`KILLS=50 SLOW_SECONDS=inf pytest -s -o session_timeout=3000 -k kills` on it measures recoveries.
 """
 
 import json
