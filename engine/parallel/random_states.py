@@ -15,11 +15,9 @@ def restore_random_states(states: list[dict[str, Any]]) -> None:
     if rank < len(states):
         set_random_state(states[rank])
     if len(states) != world_size and rank == 0:
-        how = " (to save all, give each rank the PeriodicCheckpointer)"
         logger.warning(
-            "%d random states were saved and there are %d processes%s: the run goes on, but not "
+            "Random states of %d processes were saved and there are %d: the run goes on, but not "
             "bit for bit as it would have",
             len(states),
             world_size,
-            how if len(states) == 1 else "",
         )

@@ -22,7 +22,7 @@ def test_another_number_of_processes_is_told_that_it_is_not_exact(log):
     assert torch.equal(torch.rand(3), first)
     (record,) = log.records
     assert record.levelno == logging.WARNING
-    assert "2 random states were saved and there are 1 processes: the run goes on" in record.message
+    assert "Random states of 2 processes were saved and there are 1" in record.message
 
 
 def test_a_rank_without_a_saved_state_keeps_its_seed(log):
@@ -31,4 +31,4 @@ def test_a_rank_without_a_saved_state_keeps_its_seed(log):
     drawn = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(3), drawn)
-    assert "0 random states were saved" in log.text
+    assert "Random states of 0 processes" in log.text
