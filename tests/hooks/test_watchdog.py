@@ -46,20 +46,24 @@ class Hanging(HookBase):
             self.wait_for_reports()
 
     def wait_for_reports(self) -> None:
-        while self.log.text.count("No progress for") < self.reports:
+        before = self.log.text.count("No progress for")
+        while self.log.text.count("No progress for") < before + self.reports:
             time.sleep(0.01)
 
 
 def warnings(log) -> list[str]:
-    return [record.getMessage() for record in log.records if record.levelno == logging.WARNING]
+    """All but those of a machine that stood still, of which a test is not the cause."""
+    said = [record.getMessage() for record in log.records if record.levelno == logging.WARNING]
+    return [text for text in said if not text.startswith("This process did not run")]
 
 
 def test_a_hook_that_hangs_is_named_with_its_stack_until_the_run_goes_on(model, batches, log):
     steps = CallbackHook(before_step=lambda trainer: time.sleep(0.02))  # some are timed before
     trainer = make_trainer(model, batches, steps, Hanging(log, reports=2), Watchdog("0.2 s"))
     trainer.train(0, 10)
-    first, second, goes_on = warnings(log)
-    for report in (first, second):
+    first = next(i for i, text in enumerate(warnings(log)) if ", at iteration 3. " in text)
+    *reports, goes_on = warnings(log)[first : first + 3]
+    for report in reports:
         assert ", at iteration 3. Running for " in report
         assert ": Hanging.after_step (" in report
         assert "Thread MainThread:" in report
@@ -96,7 +100,7 @@ def test_an_evaluation_is_watched_to_the_end_of_the_run(model, batches, log):
         Hanging(log).wait_for_reports()
 
     make_trainer(model, batches, EvalHook(0, evaluate), Watchdog("0.2 s")).train(0, 2)
-    assert ": EvalHook.after_train (" in warnings(log)[0]
+    assert any(": EvalHook.after_train (" in text for text in warnings(log))
 
 
 @pytest.mark.parametrize("failing", ["before_train", "after_step"])
