@@ -10,7 +10,6 @@ from engine.hooks import *  # noqa: F403
 from engine.launch import DEFAULT_TIMEOUT, launch
 from engine.simple_trainer import SimpleTrainer
 from engine.train_loop import TrainerBase
-from engine.utils.late_compiler import import_compiler_late
 
 if TYPE_CHECKING:
     from engine.defaults import (
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
         default_setup,
         default_writers,
     )
-
-import_compiler_late()
 
 __version__ = "0.1.0"
 

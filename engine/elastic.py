@@ -40,6 +40,7 @@ from engine.parallel.joint_errors import is_echo
 from engine.parallel.network import FlagError, find_interface
 from engine.parallel.watch import MONITOR, Agent, LaunchError, Watch
 from engine.utils.environment import usable_cpus
+from engine.utils.late_compiler import import_compiler_late
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -164,6 +165,7 @@ def _run_process(job: Job) -> Any:
     """One process of the run."""
     if job.stop_code is not None:
         return Exit(job.stop_code)
+    import_compiler_late()
     multiprocessing.set_start_method(job.start_method, force=True)  # torch's is "spawn" here
     # Data workers that are killed leave what they had there.
     multiprocessing.current_process()._config["tempdir"] = job.folder  # type: ignore[attr-defined]

@@ -22,6 +22,7 @@ from engine.parallel.device import BACKENDS, check_count, set_current_device
 from engine.parallel.job import Exit, Job
 from engine.parallel.network import FlagError, find_interface, find_local_address, split_endpoint
 from engine.parallel.watch import LaunchError
+from engine.utils.late_compiler import import_compiler_late
 
 __all__ = ["DEFAULT_TIMEOUT", "LaunchError", "launch", "may_restart", "was_restarted"]
 
@@ -52,6 +53,7 @@ def launch(
     processes, and an exit code that they end with on request (75: start me again) is the one of
     this program.
     """
+    import_compiler_late()
     if not isinstance(timeout, timedelta):
         timeout = timedelta(seconds=timeout)
     if place := find_place(os.environ):

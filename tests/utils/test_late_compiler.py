@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 from engine import SimpleTrainer
 from engine.parallel.ddp import DistributedDataParallel
-from engine.utils.late_compiler import compiler_put_off
+from engine.utils.late_compiler import compiler_put_off, import_compiler_late
 
 class Model(torch.nn.Linear):
     def forward(self, batch):
         return super().forward(batch).mean()
 
 model = Model(2, 1)
+import_compiler_late()
 """
 
 
