@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from engine.events.scalar import refuse_part
 from engine.utils.logger import log_first_n
 
 _CHANNELS = (1, 3, 4)
@@ -111,6 +112,7 @@ def as_uint8(image: torch.Tensor) -> torch.Tensor:
 def as_samples(name: str, values: torch.Tensor | np.ndarray) -> torch.Tensor:
     """A private flat copy of the values of a histogram; an empty or complex tensor is refused."""
     tensor = _as_tensor(values)
+    refuse_part(f"histogram {name!r}", tensor)
     if tensor.numel() == 0 or tensor.is_complex():
         raise ValueError(
             f"histogram {name!r} needs at least one real value, got a tensor of shape "

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.parallel.fsdp import is_sharded_tensor
+
 DEFERS_ALL = False  # `tools/benchmark.py` and tests set it: the path of accelerators, on the CPU
 
 
@@ -22,6 +24,8 @@ def as_scalar(name: str, value: Any) -> float | Tensor:
     """
     # What most scalars are comes first: the abstract numbers.Real is slow to ask.
     if isinstance(value, Tensor):
+        if type(value) is not Tensor:
+            refuse_part(f"metric {name!r}", value)
         if DEFERS_ALL or not value.is_cpu:
             if value.numel() != 1 or value.dtype.is_complex or value.is_meta:
                 raise _not_one_number(name, value)
@@ -43,6 +47,16 @@ def as_scalar(name: str, value: Any) -> float | Tensor:
         f"metric {name!r} must be a Python or NumPy number or a one-element tensor, "
         f"got {type(value).__name__}: {value!r:.80}"
     )
+
+
+def refuse_part(what: str, tensor: Tensor) -> None:
+    """Refuse a tensor of which other ranks have parts: its own `item` gives this rank's part of a
+    norm or sum as if it were the whole."""
+    if is_sharded_tensor(tensor) and not all(one.is_replicate() for one in tensor.placements):  # type: ignore[attr-defined]
+        raise ValueError(
+            f"{what} is sharded, and this rank has a part of it: put what its full_tensor() gives, "
+            "which all ranks must call"
+        )
 
 
 def _not_one_number(name: str, tensor: Tensor) -> ValueError:

@@ -7,8 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from engine.events.media import as_samples
 from engine.events.scalar import as_scalar, fetch, is_deferred
+
+
+def sharded(tensor: torch.Tensor) -> torch.Tensor:
+    return distribute_tensor(tensor, init_device_mesh("cpu", (1,)), [Shard(0)])
 
 
 @pytest.mark.parametrize(
@@ -83,6 +90,17 @@ def test_a_tensor_of_several_or_no_elements_is_refused_on_any_device(shape, devi
 def test_a_complex_tensor_is_refused():
     with pytest.raises(ValueError, match=r"metric 'val/acc' .* torch.complex64"):
         as_scalar("val/acc", torch.tensor(1j))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_of_what_is_sharded_the_whole_is_wanted():
+    weights = sharded(torch.ones(4))
+    with pytest.raises(ValueError, match=r"metric 'norm' is sharded, .* full_tensor\(\)"):
+        as_scalar("norm", weights.norm())
+    with pytest.raises(ValueError, match=r"histogram 'weights' is sharded, .* full_tensor\(\)"):
+        as_samples("weights", weights)
+    assert as_scalar("norm", weights.norm().full_tensor()) == 2.0
+    assert as_scalar("norm", weights.norm().redistribute(placements=[Replicate()])) == 2.0
 
 
 def test_an_error_message_stays_short_for_a_long_value():
