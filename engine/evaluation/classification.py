@@ -64,12 +64,12 @@ class ClassificationEvaluator(DatasetEvaluator):
         sums = self._totals.gather()
         samples = sums["samples"].item()
         # hits[i] counts the samples whose label was the model's choice number i.
-        accuracy = (100 * sums["hits"].cumsum(0) / samples).tolist()
+        accuracy = (100 * sums["hits"].cumsum(0).double() / samples).tolist()
         metrics = {"accuracy": accuracy[0]}
         metrics |= {f"top{k}_accuracy": accuracy[k - 1] for k in self.top_k}
         metrics["loss"] = sums["loss"].item() / samples
         if self.per_class:
-            per_class = (100 * sums["class_hits"] / sums["class_samples"]).tolist()
+            per_class = (100 * sums["class_hits"].double() / sums["class_samples"]).tolist()
             names = self.class_names or range(len(per_class))
             metrics |= {
                 f"accuracy-{name}": value

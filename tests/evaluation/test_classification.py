@@ -32,6 +32,11 @@ def test_accuracy_is_in_percent_and_the_loss_is_a_mean():
     assert list(metrics) == ["accuracy", "loss"]
 
 
+def test_accuracies_have_all_their_digits():
+    metrics = evaluate(LOGITS[:3], torch.zeros(3, dtype=torch.long), (3,), per_class=True)
+    assert (metrics["accuracy"], metrics["accuracy-0"]) == (200 / 3, 200 / 3)
+
+
 def test_top_k_counts_labels_among_the_first_k_choices():
     metrics = evaluate(top_k=(2, 3))
     assert (metrics["accuracy"], metrics["top2_accuracy"], metrics["top3_accuracy"]) == (
