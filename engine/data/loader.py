@@ -181,8 +181,18 @@ def build_test_loader(
 
 
 class _TestLoader(DataLoader[Any]):
+    def __init__(self, dataset: Any, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self._options = options
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return hand_out(super().__iter__(), self)
+        # A sampler of a user's own may give another order each time.
+        can_jump = isinstance(self.sampler, InferenceSampler) and not self.persistent_workers
+        return hand_out(super().__iter__(), self, reopen=self._open if can_jump else None)
+
+    def _open(self, batch: int) -> Iterator[Any]:
+        left = list(self.sampler)[batch * self._options["batch_size"] :]
+        return iter(DataLoader(self.dataset, **{**self._options, "sampler": left}))
 
 
 def stack_samples(batch: list[Any]) -> Any:

@@ -2,10 +2,11 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 
 import pytest
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, SequentialSampler
 
 from engine.data import build_test_loader, build_train_loader
 from engine.data.workers import LostWorkerError, under_way
@@ -62,16 +63,32 @@ def test_it_does_so_wherever_the_main_thread_is(loaders):
         wait(loader)
 
 
-def test_a_worker_that_is_terminated_is_an_error_only_where_data_is_needed(loaders):
-    loader = loaders("test", num_workers=1, mapper=lambda sample: time.sleep(0.1) or sample)
+def read_with_a_terminated_worker(loader) -> list[int]:
     iterator = iter(loader)
-    next(iterator)
+    first = next(iterator).tolist()
     (worker,) = multiprocessing.active_children()
-    os.kill(worker.pid, signal.SIGTERM)
+    subprocess.run(["kill", str(worker.pid)], check=True)  # of its parent, torch takes it otherwise
     worker.join()
     time.sleep(0.1)  # a signal handler's time
+    return [*first, *(sample for batch in iterator for sample in batch.tolist())]
+
+
+def slowly(sample: int) -> int:
+    time.sleep(0.1)
+    return sample
+
+
+def test_an_evaluation_goes_on_where_its_workers_are_terminated(log):
+    loader = build_test_loader(range(9), batch_size=2, num_workers=1, mapper=slowly)
+    assert read_with_a_terminated_worker(loader) == list(range(9))
+    assert "SIGTERM has ended workers; new ones go on at batch" in log.text
+
+
+@pytest.mark.slow
+def test_a_terminated_worker_is_an_error_where_the_sampler_may_not_repeat_itself(loaders):
+    loader = loaders("test", num_workers=1, mapper=slowly, sampler=SequentialSampler(range(8)))
     with pytest.raises(LostWorkerError, match="exited unexpectedly"):
-        list(iterator)
+        read_with_a_terminated_worker(loader)
 
 
 def crash_in_a_worker(folder) -> None:
