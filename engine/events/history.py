@@ -108,19 +108,6 @@ class HistoryBuffer:
         kept = self._last(self._max_length)
         return list(zip(kept, self._iterations[-len(kept) :], strict=True))
 
-    def count_since(self, iteration: int) -> int:
-        """How many of the latest values came after `iteration`, going back until one did not."""
-        self._catch_up()
-        return self._count_since(iteration)
-
-    def _count_since(self, iteration: int) -> int:
-        count = 0
-        for one in reversed(self._iterations):
-            if one <= iteration:
-                break
-            count += 1
-        return count
-
     def replace_last(self, count: int, column: Column) -> None:
         """Put others in the place of the last `count` values. It does not `catch_up`."""
         start = len(self._values) - count
@@ -165,7 +152,11 @@ class HistoryBuffer:
         is_short = iterations < len(at) and iterations <= self._max_length
         if is_short and at[-iterations - 1 :] == _counting_up(latest, iterations + 1):
             return self._values[-iterations:].tolist()
-        count = self._count_since(latest - iterations)
+        count = 0
+        for one in reversed(at):
+            if one <= latest - iterations:
+                break
+            count += 1
         return self._values[-min(count, self._max_length) :].tolist()
 
     def _last(self, window_size: int) -> list[float]:

@@ -152,7 +152,7 @@ def test_a_history_held_by_a_hook_is_always_up_to_date():
         (lambda: history.median(1), 5.0),
         (lambda: history.avg(1), 6.0),
         (history.global_avg, 3.5),
-        (lambda: history.count_since(6), 2),
+        (lambda: history.recent(2), [7.0, 8.0]),
         (lambda: history.recent(1), [9.0]),
     ]
     for storage.iter, (read, expected) in enumerate(reads, start=1):
