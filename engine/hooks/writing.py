@@ -19,7 +19,7 @@ class PeriodicWriter(HookBase):
     the run is to be continued, and are closed, each of them, whatever fails.
 
     With `over_ranks` what is written are means over all ranks, of times the largest. Each rank must
-    have this hook then; those other than 0 without writers.
+    have this hook then; the writers of rank 0 alone write.
     """
 
     priority = Priority.VERY_LOW  # after all that puts something into the storage
@@ -31,7 +31,7 @@ class PeriodicWriter(HookBase):
         for writer in writers:
             if not isinstance(writer, EventWriter):
                 raise TypeError(f"a writer must be an EventWriter, got {type(writer).__name__}")
-        self._writers = list(writers)
+        self._writers = list(writers) if comm.is_main_process() or not over_ranks else []
         self.is_joint = over_ranks
         self._period = read_period(period, JointPeriod if over_ranks else Period)
         self._was_evaluated = False

@@ -288,7 +288,7 @@ def work(rank: int, folder: Path) -> dict:
     train("before training", usual, 5, BeforeTraining(), period=5)
     plain, late = PlainWriter(), RegistersLate()
     evaluation = (OwnEvaluation if rank == 0 else EvalHook)(3, dict)
-    second = PeriodicWriter([plain] if rank == 0 else [], 5, over_ranks=True)
+    second = PeriodicWriter([plain], 5, over_ranks=True)
     train("hooks of users", usual, 5, evaluation, second, late, period=5)
     seen["plain"], seen["random states"] = plain.records.get(4), late.saving.count
     train("of another iteration", usual, 50, PutsForIteration3(), period=10)
@@ -371,6 +371,10 @@ def test_a_writer_of_rank_0_alone_asks_nobody(processes):
 def test_hooks_and_writers_of_users_take_part(processes):
     assert processes[0]["plain"]["loss"] == pytest.approx(smoothed_mean(4))
     assert processes[0]["random states"] == 2
+
+
+def test_writers_of_rank_0_alone_write_what_is_of_all_ranks(processes):
+    assert processes[1]["plain"] is None
 
 
 def test_a_hook_that_waits_for_all_ranks_must_be_on_all(processes):
