@@ -23,7 +23,8 @@ class Table:
 
     def __init__(self, metrics: Sequence[Metric] = ()) -> None:
         self.metrics = metrics
-        self.names: list[str] = flatten(metrics)  # type: ignore[assignment]
+        # Strings and no more, where a program has put names of NumPy's: JSON takes no other.
+        self.names: list[str] = ["" + name for name in flatten(metrics)]  # type: ignore[operator]
         self.places = {name: place for place, name in enumerate(self.names, start=1)}
         self.width = len(self.names) + 1
         self.rows = 0

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from shutil import disk_usage
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -53,6 +54,24 @@ def test_a_line_has_the_names_sorted_and_the_iteration(path):
         writer.write()
     writer.close()
     assert path.read_text() == '{"data_time":0.25,"iteration":19,"lr":0.02,"total_loss":1.5}\n'
+
+
+def test_a_name_may_be_another_kind_of_string(path):
+    """As those are that stand in an array of NumPy's."""
+    always, rarely = np.array(["always", "rarely"])
+    writer = JSONWriter(path)
+    with EventStorage() as storage:
+        for storage.iter in range(60):
+            storage.put_scalar(always, 2.0)
+            if storage.iter in (9, 19):
+                storage.put_scalar(rarely, 1.0)
+            if storage.iter % 10 == 9:
+                writer.write()
+    writer.close()
+    assert [set(line) - {"iteration"} for line in lines(path)] == [
+        *[{"always", "rarely"}] * 2,
+        *[{"always"}] * 4,
+    ]
 
 
 def test_what_was_written_is_in_the_file_without_waiting_for_the_close(path):
