@@ -5,7 +5,7 @@ import socket
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from engine.parallel import comm
 from engine.parallel.mailbox import Mailbox
 from engine.parallel.slow_ranks import SlowRanks
 
+OWN_NAMES = ("rank_data_time", "eta_seconds")  # of what each rank keeps for itself
 MANY_NOTES = 16  # that wait before old values in them are let go
 
 
@@ -40,8 +41,8 @@ class OverRanks:
     """For each iteration the mean over the ranks that have put a value.
 
     Of times (`time`, `data_time`, `…_time`) it is the largest. That is so in the `window`
-    iterations up to the latest value of a name, which is what readings look at. Names that begin
-    with `rank_` stay each rank's own, as does `eta_seconds`, which only rank 0 tells.
+    iterations up to the latest value of a name, which is what readings look at. `rank_data_time`
+    stays each rank's own, as does `eta_seconds`, which only rank 0 tells.
 
     Each rank sends rank 0 one message, however many metrics there are, and goes on.
     """
@@ -132,8 +133,9 @@ class OverRanks:
         metrics, iterations = find_iterations(names, values)
         for name in metrics:
             if name is not None and name not in self._places:
-                self._places[name] = -1 if _is_own(name) else len(self._sent)
-                self._sent += [] if _is_own(name) else [name]
+                is_own = name in OWN_NAMES
+                self._places[name] = -1 if is_own else len(self._sent)
+                self._sent += [] if is_own else [name]
         recent = _find_recent(metrics, iterations, self.window)
         chosen = [(at, place) for at, name in recent if (place := self._places[name]) >= 0]
         self._chosen = np.array([at for at, _ in chosen], np.intp) - len(metrics)
@@ -244,11 +246,6 @@ def _find_recent(
             begun.add(name)
             recent.append((at, name))
     return recent
-
-
-@cache
-def _is_own(name: str) -> bool:
-    return _last_part(name).startswith("rank_") or name == "eta_seconds"
 
 
 def _is_time(name: str) -> bool:

@@ -141,6 +141,7 @@ def usual(iteration: int, rank: int) -> dict[str, float]:
         "time": 0.1 + 0.1 * ((iteration + rank) % 2),
         "data_time": 0.001 if rank != 1 else 0.031,
         "rank_data_time": float(rank),
+        "rank_loss": float(rank),
     }
 
 
@@ -336,8 +337,12 @@ def test_a_time_is_that_of_the_slowest_rank(processes):
         assert line["data_time"] == 0.031
 
 
-def test_what_is_named_for_a_rank_stays_its_own(processes):
+def test_the_data_time_of_a_rank_stays_its_own(processes):
     assert {line["rank_data_time"] for line in processes[0]["usual"]} == {0.0}
+
+
+def test_the_loss_of_a_model_that_ranks_is_a_mean_as_any_other(processes):
+    assert {line["rank_loss"] for line in processes[0]["usual"]} == {0.5}
 
 
 def test_a_rank_that_others_wait_for_is_named(processes):
