@@ -9,6 +9,7 @@ from torch.autograd import profiler
 
 from engine.parallel import comm
 from engine.parallel.errors import StrategyError
+from engine.parallel.fsdp import is_spread
 from engine.utils.late_compiler import compiler_put_off
 from engine.utils.suggest import hint_at
 
@@ -22,7 +23,8 @@ def create_ddp_model(
     compression: Compression = "none",
     **kwargs: Any,
 ) -> nn.Module:
-    """The model in DistributedDataParallel; the model itself in a run of one process.
+    """The model in DistributedDataParallel; the model itself in a run of one process, or where it
+    is replicated or sharded already.
 
     `kwargs` are those of DistributedDataParallel, of which `gradient_as_bucket_view` is on unless
     given: gradients need no copies then. They are sent as float16 or bfloat16 where `compression`
@@ -35,7 +37,7 @@ def create_ddp_model(
             f"the compression of gradients is {compression!r}, not one of {', '.join(known)}"
             f"{hint_at(compression, known)}"
         )
-    if comm.get_world_size() == 1:
+    if comm.get_world_size() == 1 or is_spread(model):
         return model
     device = next(model.parameters()).device
     if device.type != "cpu":

@@ -1,6 +1,7 @@
 """Fully sharded models: each process holds a part of every weight (torch's `fully_shard`)."""
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -8,10 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.parallel import comm
 from engine.parallel.errors import StrategyError
 from engine.utils.suggest import hint_at
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -35,7 +39,7 @@ def create_fsdp_model(
     """
     dtypes = _dtype(param_dtype), _dtype(reduce_dtype)
     blocks = _modules_of(model, shard_classes)
-    if comm.get_world_size() == 1:
+    if comm.get_world_size() == 1 or is_spread(model):
         return model
     _require_torch()
     from torch.distributed.device_mesh import init_device_mesh
@@ -95,6 +99,24 @@ def is_sharded(model: nn.Module) -> bool:
 def is_sharded_module(module: nn.Module) -> bool:
     """Whether `fully_shard` was applied to this module itself."""
     return hasattr(type(module), "set_requires_gradient_sync")  # it may give those of another
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether a user's code has spread the model over the processes, so that it is to be left as it
+    is. Where that is so of some of its parts only, it is an error."""
+    for path, part in model.named_modules():
+        if isinstance(part, DistributedDataParallel) or is_sharded_module(part):
+            if path:
+                raise StrategyError(
+                    f"{path} is in DistributedDataParallel or sharded already, and "
+                    f"{type(model).__name__} as a whole is not: set PARALLEL.STRATEGY to none if "
+                    "your code sees to all of its parts, or leave all of them to the engine"
+                )
+            logger.warning(
+                "The model is replicated or sharded already: PARALLEL has no effect on it"
+            )
+            return True
+    return False
 
 
 def is_sharded_tensor(tensor: Any) -> bool:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.config import get_cfg
@@ -48,7 +49,22 @@ def work(rank: int, folder: Path) -> dict:
     ddp.zero_grad()
     ddp(torch.ones(1, 1) * rank).backward()
     seen["mean gradient"] = ddp.module.weight.grad.item()
+    seen["by the user"] = [build_spread_by_the_user(strategy) for strategy in ("ddp", "fsdp")]
     return {**seen, "messages": messages}
+
+
+def build_spread_by_the_user(strategy: str) -> list[str | bool]:
+    """What becomes of models that are replicated, sharded, and replicated in a part."""
+    cfg = config("PARALLEL.STRATEGY", strategy)
+    replicated, sharded = DistributedDataParallel(nn.Linear(1, 1)), fully_shard(nn.Linear(2, 2))
+    found: list[str | bool] = [
+        wrap_model(cfg, prepare_model(cfg, model)) is model for model in (replicated, sharded)
+    ]
+    try:
+        wrap_model(cfg, prepare_model(cfg, nn.Sequential(replicated, nn.Linear(1, 1))))
+    except ValueError as error:
+        found.append(str(error))
+    return found
 
 
 # --- one process -------------------------------------------------------------------------------
@@ -116,6 +132,14 @@ def test_a_model_is_wrapped_as_the_config_says(processes):
     assert seen["ddp"][0] == DistributedDataParallel.__name__
     assert seen["fsdp"][:2] == ["FSDPSequential", "FSDPModule"]
     assert "2 processes train 2 models" in seen["messages"][0]
+
+
+@pytest.mark.slow
+def test_a_model_that_the_user_has_spread_over_processes_is_left_as_it_is(processes):
+    for replicated, sharded, part in processes[0]["by the user"]:
+        assert [replicated, sharded] == [True, True]
+        assert part.startswith("0 is in DistributedDataParallel or sharded already, and Sequential")
+    assert "PARALLEL has no effect on it" in "".join(processes[0]["messages"])
 
 
 @pytest.mark.slow
