@@ -72,7 +72,8 @@ def write_sharded(folder: str, state: dict[str, Any], tied: dict[str, str]) -> N
         # A model whose state dict is its own may leave out either name.
         tied = {one: first for one, first in tied.items() if {one, first} <= plain["model"].keys()}
         for name in tied:
-            del plain["model"][name], parts[f"model[{name!r}]"]
+            del plain["model"][name]
+            parts.pop(f"model[{name!r}]", None)  # it may be in a part that is not sharded
     write_parts(folder, parts)
     with joint_errors():
         prefix = f"__{comm.get_rank()}_"

@@ -140,11 +140,8 @@ class EMAHook(HookBase):
         return {name for name, one in self.model.named_buffers() if not is_finite(one)}
 
     def _update_average(self) -> None:
-        if not self._buffers:
-            self._move(self.average)
-            return
-        # Sharded weights and whole buffers cannot be in one call.
-        for kind in {type(average) for average in self.average.values()}:
+        # Sharded tensors and whole ones cannot be in one call.
+        for kind in set(map(type, self.average.values())):
             self._move({name: one for name, one in self.average.items() if type(one) is kind})
 
     @torch.no_grad()

@@ -113,6 +113,18 @@ def test_sharded_weights_and_whole_buffers_are_averaged_alike(shard, batches):
     assert ema.average["1.weight"].full_tensor().shape == (1, 4)
 
 
+def test_a_model_is_averaged_of_which_a_part_is_not_sharded(shard, batches):
+    model = nn.Sequential(nn.Linear(4, 4), shard(nn.Linear(4, 1)))
+    model.register_forward_hook(lambda module, inputs, output: output.square().mean())
+    inputs = [batch[0] for batch in batches]
+    ema = EMAHook(0.0)
+    trainer = SimpleTrainer(model, inputs, torch.optim.SGD(model.parameters(), 0.1))
+    trainer.register_hooks([ema])
+    trainer.train(0, 2)
+    for name, weight in model.named_parameters():
+        assert torch.equal(ema.average[name], weight), name
+
+
 def test_weights_with_two_names_are_saved_once_and_loaded_twice(tmp_path, shard):
     model = shard(Tied())
     Checkpointer(model, tmp_path).save("model")
@@ -123,6 +135,16 @@ def test_weights_with_two_names_are_saved_once_and_loaded_twice(tmp_path, shard)
     plain = Tied()
     Checkpointer(plain).load(str(tmp_path / "model"))
     assert torch.equal(plain.first.weight, model.state_dict()["first.weight"].full_tensor())
+
+
+def test_weights_with_two_names_may_be_in_a_part_that_is_not_sharded(tmp_path, shard):
+    model, plain = nn.Sequential(Tied(), shard(nn.Linear(3, 3))), Tied()
+    Checkpointer(model, tmp_path).save("model")
+    saved = read_sharded(str(tmp_path / "model"))["model"]
+    assert saved["0.second.weight"] is saved["0.first.weight"]
+    assert saved["1.weight"].shape == (3, 3)
+    Checkpointer(plain).load(f"{tmp_path}/model?matching_heuristics=True")
+    assert torch.equal(plain.second.weight, model[0].first.weight)
 
 
 class SavedUnderOneName(Tied):
