@@ -46,7 +46,7 @@ def wrap_model(cfg: CfgNode, model: nn.Module) -> nn.Module:
     strategy, processes = cfg.PARALLEL.STRATEGY, comm.get_world_size()
     if strategy == "ddp":
         model = create_ddp_model(model, **{k.lower(): v for k, v in cfg.PARALLEL.DDP.items()})
-    elif strategy == "none" and processes > 1:
+    elif strategy == "none" and processes > 1 and not is_parallel(model):
         logger.warning(
             "PARALLEL.STRATEGY is none: %d processes train %d models that know nothing of each "
             "other; the one of rank 0 is saved, and evaluations that split a data set mix them",

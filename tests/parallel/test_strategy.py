@@ -50,6 +50,9 @@ def work(rank: int, folder: Path) -> dict:
     ddp(torch.ones(1, 1) * rank).backward()
     seen["mean gradient"] = ddp.module.weight.grad.item()
     seen["by the user"] = [build_spread_by_the_user(strategy) for strategy in ("ddp", "fsdp")]
+    messages_before = len(messages)
+    wrap_model(config("PARALLEL.STRATEGY", "none"), DistributedDataParallel(nn.Linear(1, 1)))
+    seen["of a strategy of its own"] = messages[messages_before:]
     return {**seen, "messages": messages}
 
 
@@ -140,6 +143,11 @@ def test_a_model_that_the_user_has_spread_over_processes_is_left_as_it_is(proces
         assert [replicated, sharded] == [True, True]
         assert part.startswith("0 is in DistributedDataParallel or sharded already, and Sequential")
     assert "PARALLEL has no effect on it" in "".join(processes[0]["messages"])
+
+
+@pytest.mark.slow
+def test_no_strategy_is_no_reason_to_warn_where_the_user_has_one(processes):
+    assert processes[0]["of a strategy of its own"] == []
 
 
 @pytest.mark.slow
