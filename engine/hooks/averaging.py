@@ -128,7 +128,11 @@ class EMAHook(HookBase):
             buffers = self.model.named_buffers()
             named.update({name: one for name, one in buffers if name not in self._masks})
         plain = self._plain_name
-        return {plain(name): one for name, one in named.items() if one.is_floating_point()}
+        return {
+            plain(name): one
+            for name, one in named.items()
+            if one.is_floating_point() and one.layout == torch.strided
+        }
 
     @cached_property
     def _plain_name(self) -> Callable[[str], str]:

@@ -161,11 +161,12 @@ def reduce_dict(
 def copy_from_rank_0(tensors: Mapping[str, torch.Tensor]) -> None:
     """Give tensors the values that they have on rank 0. All ranks must call it.
 
-    Those that some rank does not have in the same shape are left as they are.
+    Those that some rank does not have in the same shape, and sparse ones, are left as they are.
     """
     if get_world_size() == 1:
         return
-    layouts = all_gather({name: (one.shape, one.dtype) for name, one in tensors.items()})
+    dense = {name: one for name, one in tensors.items() if one.layout == torch.strided}
+    layouts = all_gather({name: (one.shape, one.dtype) for name, one in dense.items()})
     places: dict[torch.device, list[torch.Tensor]] = {}
     for name, layout in layouts[0].items():
         if all(other.get(name) == layout for other in layouts):

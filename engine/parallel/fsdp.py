@@ -59,8 +59,9 @@ def create_fsdp_model(
     if cpu_offload and device != "cpu":
         options["offload_policy"] = CPUOffloadPolicy()
     tied = tied_parameters(model)
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        dist.broadcast(tensor.detach(), src=0)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.detach(), src=0)
+    comm.copy_from_rank_0(dict(model.named_buffers()))  # of dtypes too that torch cannot send
     if dtypes[0] not in (None, torch.float32):
         # Its statistics are in float32, and torch takes no weights in another precision with them.
         in_float32 = MixedPrecisionPolicy(torch.float32, dtypes[1], output_dtype=dtypes[0])

@@ -66,7 +66,8 @@ def readable_size(size: float) -> str:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+    # torch does not say how large sparse ones are; mostly they are small
+    return sum(tensor.nbytes for tensor in tensors if tensor.layout == torch.strided)
 
 
 def _tensors(values: list[Any]) -> Iterator[torch.Tensor]:

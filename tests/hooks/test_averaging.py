@@ -201,6 +201,14 @@ def test_a_mask_of_minus_infinity_stays_as_it_is(with_batch_norm, batches):
     assert resumed.average.keys() == ema.average.keys()
 
 
+def test_a_sparse_buffer_stays_as_it_is(with_batch_norm, batches):
+    with_batch_norm.register_buffer("adjacency", torch.eye(4).to_sparse())
+    ema = EMAHook(decay=0.5, buffers=True)
+    make_trainer(with_batch_norm, batches, ema).train(0, 6)
+    assert torch.equal(ema.averaged_state_dict()["adjacency"].to_dense(), torch.eye(4))
+    assert "adjacency" not in ema.average
+
+
 def test_the_averaged_state_dict_loads_into_a_new_model(with_batch_norm, batches):
     ema = EMAHook(decay=0.5)
     make_trainer(with_batch_norm, batches, ema).train(0, 6)

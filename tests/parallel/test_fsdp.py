@@ -90,6 +90,15 @@ class MeanLoss(DatasetEvaluator):
         return {"loss": sum(every) / len(every), "batches": len(every)}
 
 
+class WithBuffers(Net):
+    """One of a dtype that torch does not send, and a sparse one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.tensor([comm.get_rank() + 7], dtype=torch.int16))
+        self.register_buffer("adjacency", torch.eye(2).to_sparse())
+
+
 def wrap(strategy: str, **options) -> nn.Module:
     torch.manual_seed(comm.get_rank())  # all must get the weights of rank 0
     if strategy == "ddp":
@@ -270,6 +279,7 @@ def work(rank: int, folder: Path) -> dict:
     evaluated = wrap("fsdp")
     inference_on_dataset(evaluated, batches(1), None)
     exported = train(wrap("fsdp"), 2, [SafetensorsHook(str(folder))])
+    buffered = create_fsdp_model(WithBuffers())
     part = shard_like(torch.arange(25.0).view(5, 5), wrap("fsdp").blocks[0].linear.weight)
     seen = {
         "training": compare_training(),
@@ -296,6 +306,7 @@ def work(rank: int, folder: Path) -> dict:
         "tied": error_of(lambda: create_fsdp_model(Net(tied=True), shard_classes=["Block"])),
         "tied as one": tied_parameters(create_fsdp_model(Net(tied=True))),
         "empty": error_of(lambda: create_fsdp_model(WithEmpty())),
+        "buffers": [buffer.to_dense().tolist() for buffer in buffered.buffers()],
         "experts": error_of(lambda: train(create_fsdp_model(Experts()), 1, [FirstStepCheck()])),
         "delegating": [
             is_sharded_tensor(parameter)
@@ -433,6 +444,11 @@ def test_all_ranks_say_the_same_of_a_shard_that_is_damaged(processes):
 
 def test_an_empty_parameter_is_refused_by_its_name(processes):
     assert "PARALLEL.STRATEGY is 'fsdp': the parameter 'nothing' is" in processes[0]["empty"]
+
+
+def test_the_buffers_of_rank_0_are_those_of_all_but_for_sparse_ones(processes):
+    for seen in processes:
+        assert seen["buffers"] == [[7], [[1, 0], [0, 1]]]
 
 
 def test_ranks_that_use_different_parameters_are_noticed_in_the_first_step(processes):

@@ -48,6 +48,12 @@ def test_the_size_is_known_before_the_optimizer_has_a_state(make, copies, tmp_pa
     assert state_size(model, optimizer, averages=True) == state_size(model, optimizer) + parameters
 
 
+def test_sparse_buffers_are_not_counted():
+    model = nn.Linear(2, 2)
+    model.register_buffer("adjacency", torch.eye(2).to_sparse())
+    assert state_size(model, torch.optim.SGD(model.parameters(), lr=0.1)) == 4 * 6
+
+
 @pytest.mark.parametrize(
     ("size", "text"),
     [(0, "0 bytes"), (999, "999 bytes"), (1234, "1.23 kB"), (2.5e9, "2.5 GB"), (7e15, "7e+03 TB")],
