@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.plain import as_plain
+from engine.checkpoint.plain import as_plain, whole
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class StateCopy:
         under_way: set[torch.device] = set()  # devices with copies that are not waited for yet
 
         def copy(tensor: torch.Tensor, where: str) -> torch.Tensor:
-            tensor = tensor.detach()
+            tensor = whole(tensor, where).detach()
             if tensor.layout != torch.strided:
                 return tensor.cpu().clone()
             # Weights that share memory are saved once, as they would be without a copy.

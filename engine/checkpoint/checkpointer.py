@@ -46,7 +46,7 @@ from engine.checkpoint.matching import (
     plain_state,
     shield_own_prefix,
 )
-from engine.checkpoint.plain import as_plain
+from engine.checkpoint.plain import as_plain, whole
 from engine.checkpoint.sharded import read_sharded, write_sharded
 from engine.parallel import comm
 from engine.parallel.fsdp import (
@@ -71,9 +71,9 @@ class Checkpointer(FvcoreCheckpointer):
     main process saves, unless `save_to_disk` says otherwise. A path that ends in
     `?matching_heuristics=True` matches weights by the ends of their names.
 
-    A sharded model is saved by all ranks together as a folder `save_dir/NAME` under the same terms:
-    all of them call `save` and `load`, and what fails on one fails on all. A file or folder may be
-    loaded by any number of ranks, whether the model is sharded or not.
+    Where the model or one of the `checkpointables` is sharded, all ranks together save a folder
+    `save_dir/NAME` under the same terms: all of them call `save` and `load`, and what fails on one
+    fails on all. A file or folder may be loaded by any number of ranks, sharded or not.
 
     With `background`, `save` returns when the state is copied (see `BackgroundSaves`), and a save
     that fails is a warning; `wait` returns when all is written. Folders are written at once.
@@ -124,7 +124,7 @@ class Checkpointer(FvcoreCheckpointer):
         """
         if not self.save_dir:
             return
-        if is_sharded(self.model):
+        if self.saves_shards:
             self._save_folder(os.path.join(self.save_dir, name), tag_as_last, then, extra)
             return
         if not self.save_to_disk:
@@ -134,9 +134,15 @@ class Checkpointer(FvcoreCheckpointer):
         write = partial(self._write, path, tag_as_last, then)
         self.logger.info("Saving checkpoint to %s", path)
         if self._background is None:
-            write({key: as_plain(value, key) for key, value in state.items()})
+            write({key: as_plain(value, key, whole) for key, value in state.items()})
         else:
             self._background.submit(partial(self._write_or_warn, write, path), state)
+
+    @property
+    def saves_shards(self) -> bool:
+        """Whether the model or another one is sharded: all ranks save and load together then."""
+        parts = (self.model, *self.checkpointables.values())
+        return any(isinstance(part, nn.Module) and is_sharded(part) for part in parts)
 
     @property
     def saves_in_background(self) -> bool:
@@ -161,7 +167,7 @@ class Checkpointer(FvcoreCheckpointer):
         if not path:
             self.logger.info("No checkpoint is given: the model starts from scratch")
             return {}
-        checkpoint = self._read(path, is_joint=is_sharded(self.model))
+        checkpoint = self._read(path, is_joint=self.saves_shards)
         return self._apply(checkpoint, checkpointables)
 
     def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
@@ -378,7 +384,7 @@ class Checkpointer(FvcoreCheckpointer):
         for key in self.checkpointables if checkpointables is None else checkpointables:
             if key in checkpoint:
                 state, target = checkpoint.pop(key), self.checkpointables[key]
-                if isinstance(target, torch.optim.Optimizer) and is_sharded(self.model):
+                if isinstance(target, torch.optim.Optimizer) and self.saves_shards:
                     state = shard_optimizer_state(state, target)
                 elif isinstance(target, nn.Module):  # a second model
                     fit_weights(state, target)

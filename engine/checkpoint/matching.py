@@ -60,7 +60,7 @@ def fit_weights(saved: dict[str, Any], model: nn.Module) -> None:
     """Have saved weights be named and cut as those of the model, which may be wrapped."""
     wanted = model.state_dict()
     _rename(saved, wrapped_names(model, wanted))
-    for name in wanted.keys() & saved.keys():
+    for name in filter(wanted.__contains__, saved):  # all ranks in the same order
         saved[name] = shard_like(saved[name], wanted[name])
 
 

@@ -49,3 +49,13 @@ def as_plain(value: Any, where: str, copy: CopyTensor | None = None) -> Any:
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}: a checkpoint holds "
         "tensors, numbers, strings, lists, tuples, sets and dicts only; convert it in state_dict()"
     )
+
+
+def whole(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    """The tensor, which is refused where it is sharded: a file would have this rank's part only."""
+    if is_sharded_tensor(tensor):
+        raise TypeError(
+            f"{where} is sharded, and no model of the Checkpointer is: give it the model that this "
+            "belongs to, by a name, so that all ranks save together"
+        )
+    return tensor

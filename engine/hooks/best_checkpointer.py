@@ -84,7 +84,7 @@ class BestCheckpointer(HookBase):
             self._best_checking()
 
     def after_train(self) -> None:
-        if may_save_last(self.trainer) and not self.trainer.requeue:
+        if may_save_last(self.trainer, self.is_joint) and not self.trainer.requeue:
             self._best_checking()
 
     def _best_checking(self) -> None:

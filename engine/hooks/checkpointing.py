@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
-from torch import nn
 
 from engine.checkpoint import Checkpointer, delete_checkpoint, warn_of_failed_save
 from engine.checkpoint.plain import as_plain
@@ -18,7 +17,6 @@ from engine.checkpoint.sharded import refuse_unshared_folder
 from engine.hooks.base import HookBase, Priority
 from engine.hooks.joint_period import JointPeriod
 from engine.parallel import comm
-from engine.parallel.fsdp import is_sharded
 from engine.utils.periods import Period, is_due, read_period
 
 PATIENCE = 10.0  # seconds that ranks are waited for which may have failed as this one has
@@ -72,7 +70,9 @@ class PeriodicCheckpointer(HookBase):
         trainer = self.trainer
         next_iter = trainer.next_iter  # `iter` or the one after it: a loop may be the user's own
         has_advanced = trainer.has_advanced or next_iter > trainer.start_iter
-        if has_advanced and (may_save_last(trainer) or self._has_failed_on_all_ranks()):
+        if has_advanced and (
+            may_save_last(trainer, self.is_joint) or self._has_failed_on_all_ranks()
+        ):
             last = next_iter - 1
             is_complete = next_iter >= trainer.max_iter and not trainer.requeue
             # A run killed before it deleted old ones does so now.
@@ -159,11 +159,9 @@ def failed_save_is_a_warning(name: str) -> Iterator[None]:
         warn_of_failed_save(name, error)
 
 
-def may_save_last(trainer: Any) -> bool:
+def may_save_last(trainer: Any, is_joint: bool) -> bool:
     """Whether to save after training. Ranks save shards together: after an error at the end of this
     one the others may never come to it."""
-    model = getattr(trainer, "model", None)
-    is_joint = isinstance(model, nn.Module) and is_sharded(model)
     return not trainer.failed and not (is_joint and trainer.has_failed_hook)
 
 
@@ -175,7 +173,7 @@ def calls_back(checkpointer: FvcoreCheckpointer) -> bool:
 
 def saves_shards(checkpointer: FvcoreCheckpointer) -> bool:
     """Whether all ranks save together."""
-    return isinstance(checkpointer, Checkpointer) and is_sharded(checkpointer.model)
+    return isinstance(checkpointer, Checkpointer) and checkpointer.saves_shards
 
 
 class _Iteration:

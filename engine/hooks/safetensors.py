@@ -37,7 +37,8 @@ class SafetensorsHook(HookBase):
                 self._save(name)
 
     def after_train(self) -> None:
-        if may_save_last(self.trainer) and not self.trainer.requeue:
+        is_joint = is_sharded(self.trainer.model)  # type: ignore[attr-defined]
+        if may_save_last(self.trainer, is_joint) and not self.trainer.requeue:
             self._save(f"{self._prefix}_final")
 
     def _save(self, name: str) -> None:

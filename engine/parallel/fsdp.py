@@ -136,14 +136,15 @@ def reshard(model: nn.Module) -> None:
 
 
 def shard_like(value: Any, like: torch.Tensor) -> Any:
-    """This rank's part of a tensor that each rank has whole, cut as `like` is.
+    """A tensor that each rank has whole, or its part of, cut as `like` is, or whole as that is.
 
-    It is returned unchanged if `like` is not sharded, or if `value` is sharded already, is no
-    tensor, or has another shape.
+    What is no tensor, or has another shape, is returned unchanged. All ranks call it.
     """
-    if not is_sharded_tensor(like) or is_sharded_tensor(value) or not torch.is_tensor(value):
+    if not torch.is_tensor(value) or value.shape != like.shape:
         return value
-    if value.shape != like.shape:
+    if is_sharded_tensor(value) and not is_sharded_tensor(like):
+        return value.full_tensor()  # type: ignore[attr-defined]
+    if is_sharded_tensor(value) or not is_sharded_tensor(like):
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -158,7 +159,7 @@ def shard_optimizer_state(
     state = dict(state_dict["state"])
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     for number, parameter in enumerate(parameters):
-        if is_sharded_tensor(parameter) and number in state:
+        if number in state:
             state[number] = {k: shard_like(v, parameter) for k, v in state[number].items()}
     return {**state_dict, "state": state}
 

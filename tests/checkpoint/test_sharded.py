@@ -288,6 +288,40 @@ def test_a_second_model_may_be_sharded_or_not(tmp_path, filled):
         assert values(other_second) == {2.0}
 
 
+def test_a_second_model_may_be_the_one_that_is_sharded(tmp_path, filled):
+    second = filled(2)
+    optimizer = torch.optim.SGD(second.parameters(), 0.1, momentum=0.9)
+    sum(parameter.sum() for parameter in second.parameters()).backward()
+    optimizer.step()
+    saved = Checkpointer(nn.Linear(2, 2), tmp_path, second=second, optimizer=optimizer)
+    saved.save("model")
+    state = read_sharded(str(tmp_path / "model"))
+    assert state["second"]["weight"].unique() == pytest.approx(1.9)
+    assert torch.equal(state["optimizer"]["state"][0]["momentum_buffer"], torch.ones(2, 2))
+    other = filled(0)
+    new = torch.optim.SGD(other.parameters(), 0.1, momentum=0.9)
+    Checkpointer(nn.Linear(2, 2), tmp_path, second=other, optimizer=new).resume_or_load("")
+    assert values(other) == values(second)
+    new.step()
+
+
+def test_a_second_model_may_be_sharded_no_longer(tmp_path, filled):
+    Checkpointer(filled(1), tmp_path, second=filled(2)).save("model")
+    second = nn.Linear(2, 2)
+    Checkpointer(filled(0), tmp_path, second=second).resume_or_load("")
+    assert values(second) == {2.0}
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_shard_of_what_is_no_model_of_the_checkpointer_is_not_saved_as_if_it_were_whole(
+    tmp_path, filled, background
+):
+    checkpointer = Checkpointer(nn.Linear(2, 2), tmp_path, background=background)
+    with pytest.raises(TypeError, match=r"teacher\['weight'\] is sharded, and no model of the"):
+        checkpointer.save("model", teacher=filled(2).state_dict())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_weights_saved_under_ddp_are_loaded_into_shards(tmp_path, filled):
     torch.save(
         {"module.weight": torch.ones(2, 2), "module.bias": torch.ones(2)}, tmp_path / "a.pth"
