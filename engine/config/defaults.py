@@ -113,7 +113,7 @@ _C.SOLVER.NONFINITE = OneOf("raise", "skip", "ignore")
 
 # The optimizer: NAME, and any of its arguments in lower case: {NAME: AdamW, betas: [0.9, 0.95]}.
 _C.SOLVER.OPTIMIZER = CN(new_allowed=True)
-# Any class of torch.optim.
+# Any class of torch.optim, but LBFGS, whose steps want a closure.
 _C.SOLVER.OPTIMIZER.NAME = Given("SGD")
 # Learning rate at the schedule's full height.
 _C.SOLVER.BASE_LR = Within(0.001, low=0)
