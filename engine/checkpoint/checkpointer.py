@@ -431,13 +431,15 @@ class Checkpointer(FvcoreCheckpointer):
         extra = _take_extra_states(checkpoint["model"])
         shield_own_prefix(checkpoint["model"], names)  # fvcore strips once more
         result = super()._load_model(checkpoint)
+        plain = plain_names(self.model)
+        places = {plain(name): name for name in result.missing_keys}
         for name, value in extra.items():
-            if name not in result.missing_keys:  # no module has a place for it
+            if (place := places.get(plain(name))) is None:  # no module has one for it
                 result.unexpected_keys.append(name)
                 continue
-            module = self.model.get_submodule(name.removesuffix(_EXTRA_STATE).rstrip("."))
+            module = self.model.get_submodule(place.removesuffix(_EXTRA_STATE).rstrip("."))
             module.set_extra_state(value)
-            result.missing_keys.remove(name)
+            result.missing_keys.remove(place)
         unfit = {*result.missing_keys, *(name for name, *_ in result.incorrect_shapes)}
         weights = {name for name in names if not name.endswith(_EXTRA_STATE)}
         if weights and unfit >= weights:

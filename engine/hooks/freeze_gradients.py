@@ -8,7 +8,7 @@ from engine.config import ConfigError
 from engine.hooks.base import HookBase, Priority
 from engine.utils.lengths import check_length, to_iterations
 from engine.utils.suggest import did_you_mean
-from engine.utils.wrapping import unwrap
+from engine.utils.wrapping import plain_names
 
 
 class FreezeGradients(HookBase):
@@ -38,7 +38,9 @@ class FreezeGradients(HookBase):
                 parameter.grad = None  # an optimizer passes over it; a zero would still decay
 
     def _find_parameters(self) -> list[nn.Parameter]:
-        named = dict(unwrap(self.trainer.model).named_parameters())  # type: ignore[attr-defined]
+        model = self.trainer.model  # type: ignore[attr-defined]
+        plain = plain_names(model)
+        named = {plain(name): parameter for name, parameter in model.named_parameters()}
         found = [parameter for name, parameter in named.items() if self._pattern.search(name)]
         if not found:
             pattern = self._pattern.pattern

@@ -22,6 +22,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from engine.config import ConfigError
 from engine.utils.suggest import did_you_mean, hint_at
+from engine.utils.wrapping import plain_names
 
 logger = logging.getLogger(__name__)
 
@@ -159,11 +160,13 @@ def warn_about_idle_rules(model: nn.Module, rules: Iterable[ParamRule]) -> None:
 
 
 def iterate_parameters(model: nn.Module) -> Iterator[NamedParameter]:
-    """Every parameter once, under its first name, with the module that owns it."""
+    """Every parameter once, under its first name (without those of wrappers), with the module that
+    owns it."""
     seen: set[nn.Parameter] = set()
+    plain = plain_names(model)
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter not in seen:
                 seen.add(parameter)
                 full_name = f"{module_name}.{name}" if module_name else name
-                yield NamedParameter(full_name, module, parameter)
+                yield NamedParameter(plain(full_name), module, parameter)

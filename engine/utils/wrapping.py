@@ -5,6 +5,10 @@ from collections.abc import Callable, Iterable
 from torch import nn
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+INSIDE = (
+    "_orig_mod",
+    "_checkpoint_wrapped_module",
+)  # torch.compile's name, and checkpoint_wrapper's
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -14,14 +18,12 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def plain_names(model: nn.Module) -> Callable[[str], str]:
     """Makes names in a model, those of modules with a dot at the end, what they are where no part
-    of it is wrapped or compiled."""
+    of it is wrapped, compiled or has its activations computed anew."""
     prefixes: list[tuple[str, str]] = []
     for path, part in model.named_modules():
         outside = f"{path}." if path else ""
-        if isinstance(part, PARALLEL):
-            prefixes.append((f"{outside}module.", outside))
-        elif "_orig_mod" in part._modules:  # the name is torch.compile's
-            prefixes.append((f"{outside}_orig_mod.", outside))
+        names = ("module",) if isinstance(part, PARALLEL) else INSIDE
+        prefixes += [(f"{outside}{name}.", outside) for name in names if name in part._modules]
 
     def without_wrappers(name: str) -> str:
         for inside, outside in reversed(prefixes):  # the innermost first

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from iopath.common.file_io import PathHandler, PathManager
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from engine import SimpleTrainer
 from engine.checkpoint import Checkpointer, CheckpointError
@@ -527,7 +528,12 @@ def compiled(part: nn.Module) -> nn.Module:
     return torch.compile(part, backend="eager")
 
 
-WRAPPERS = [nn.DataParallel, compiled, lambda part: compiled(nn.DataParallel(part))]
+WRAPPERS = [
+    nn.DataParallel,
+    compiled,
+    lambda part: compiled(nn.DataParallel(part)),
+    checkpoint_wrapper,  # of activations
+]
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)

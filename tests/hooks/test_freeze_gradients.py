@@ -1,5 +1,8 @@
+import copy
+
 import pytest
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engine import SimpleTrainer
@@ -48,6 +51,13 @@ def test_names_are_those_of_the_model_inside_ddp(model, batches):
     wrapped = DistributedDataParallel(model)
     steps = changed_steps(model, batches, FreezeGradients(r"^linear\.bias", 3), wrapped)
     assert steps["linear.bias"] == list(range(3, 12))
+
+
+def test_names_are_those_without_wrappers(model, batches):
+    plain = changed_steps(copy.deepcopy(model), batches, FreezeGradients(r"^linear\.bias", 3))
+    model.linear = nn.DataParallel(model.linear)
+    steps = changed_steps(model, batches, FreezeGradients(r"^linear\.bias", 3))
+    assert [*steps.values()] == [*plain.values()]
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_with_the_close_names(model, batches):

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from torch import nn
 
 from engine.solver.param_rules import (
@@ -45,6 +46,16 @@ def test_a_pattern_is_searched_for_anywhere_in_the_name():
         "backbone.0.bias",
         "backbone.1.bias",
     ]
+
+
+def test_names_are_those_without_wrappers():
+    model = Net()
+    model.backbone = nn.DataParallel(model.backbone)
+    model.head = torch.compile(model.head, backend="eager")
+    found = settings(
+        [{"MATCH": r"^backbone\.0", "FREEZE": True}, {"MATCH": "^head.bias$", "lr": 1}], model
+    )
+    assert [*found] == ["backbone.0.weight", "backbone.0.bias", "head.bias"]
 
 
 NORM = ["backbone.1.weight", "backbone.1.bias"]

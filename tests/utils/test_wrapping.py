@@ -1,4 +1,5 @@
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from engine.utils.wrapping import plain_names, unwrap, wrapped_names
 
@@ -15,3 +16,10 @@ def test_names_of_parts_are_those_they_have_without_wrappers():
     plain = ["module.0.weight", "module.0.", "other.module.bias"]
     assert [*map(plain_names(model), names)] == plain
     assert [*map(wrapped_names(model, names), plain)] == names
+
+
+def test_parts_whose_activations_are_computed_anew_have_plain_names():
+    model = nn.Sequential(checkpoint_wrapper(nn.Linear(1, 1)))
+    assert next(name for name, _ in model.named_parameters()) != "0.weight"
+    names = [plain_names(model)(name) for name, _ in model.named_parameters()]
+    assert names == [*model.state_dict()] == ["0.weight", "0.bias"]
