@@ -126,8 +126,10 @@ def load_optimizer_state(
 ) -> None:
     """`optimizer.load_state_dict`, with a clear error where the state is that of another one.
 
-    `renamed` has parameters of the saved run in whose place there are others now.
+    As in torch, the options of the groups are those that were saved; a warning says where they are
+    others. `renamed` has parameters of the saved run in whose place there are others now.
     """
+    made_with = [dict(group) for group in optimizer.param_groups]
     reason = _misfit(optimizer, state_dict["state"])  # some optimizers crash on it in their step
     for was, is_now in (renamed or {}).items():
         reason = reason or f"it has one of {was} where there is {is_now} now"
@@ -145,6 +147,24 @@ def load_optimizer_state(
             f"{len(optimizer.param_groups)} groups of parameters ({reason}): resume with the "
             "model, optimizer and rules of the saved run, or begin a new run with its weights"
         ) from None
+    if kept := _kept_options(made_with, optimizer.param_groups):
+        logger.warning(
+            "The optimizer goes on with the options that were saved, not those it was made with: "
+            "%s. For others begin a new run with the saved weights",
+            kept,
+        )
+
+
+def _kept_options(made_with: ParamGroups, loaded: ParamGroups) -> str:
+    """Where the first group that differs does so, but for what a schedule sets in each step."""
+    for own, saved in zip(made_with, loaded, strict=False):
+        keys = own.keys() & saved.keys() - {"params", "lr"}
+        if any("_momentum" in key for key in own):  # ours notes an initial one, torch's a largest
+            keys -= {"momentum", "betas"}
+        pairs = [(key, repr(saved[key]), repr(own[key])) for key in sorted(keys)]
+        if kept := [f"{key} {was}, not {is_now}" for key, was, is_now in pairs if was != is_now]:
+            return "; ".join(kept).replace("initial_lr", "lr")
+    return ""
 
 
 def _with_own_implementation(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

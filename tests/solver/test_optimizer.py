@@ -1,8 +1,10 @@
 import pytest
 import torch
+from fvcore.common.param_scheduler import ConstantParamScheduler
 from torch import nn
 
 from engine.config import ConfigError
+from engine.solver.lr_scheduler import LRMultiplier
 from engine.solver.optimizer import (
     OPTIMIZER_REGISTRY,
     build_optimizer,
@@ -240,6 +242,34 @@ def test_how_to_compute_is_not_part_of_a_saved_state():
     other = torch.optim.SGD([weight], lr=0.3, fused=False)
     load_optimizer_state(other, torch.optim.SGD([weight], lr=0.2, fused=True).state_dict())
     assert (other.param_groups[0]["fused"], other.param_groups[0]["lr"]) == (False, 0.2)
+
+
+def test_options_that_stay_as_they_were_saved_are_told(log):
+    weight = torch.nn.Parameter(torch.ones(2))
+
+    def optimizer(lr: float, **options) -> torch.optim.Optimizer:
+        made = torch.optim.AdamW([weight], lr=lr, **options)
+        LRMultiplier(made, ConstantParamScheduler(1.0), max_iter=4)
+        return made
+
+    state = optimizer(0.2).state_dict()
+    load_optimizer_state(optimizer(0.2, foreach=True), state)
+    assert log.records == []
+    load_optimizer_state(optimizer(0.1, betas=(0.8, 0.9)), state)
+    (record,) = log.records
+    assert (
+        ": betas (0.9, 0.999), not (0.8, 0.9); lr 0.2, not 0.1. For others" in record.getMessage()
+    )
+
+
+def test_a_momentum_that_a_schedule_sets_is_not_told(log):
+    weight = torch.nn.Parameter(torch.ones(2))
+    half = ConstantParamScheduler(0.5)
+    saved, other = (torch.optim.SGD([weight], lr=0.1, momentum=0.9) for _ in range(2))
+    LRMultiplier(saved, half, max_iter=4, momentum=half)
+    LRMultiplier(other, half, max_iter=4, momentum=ConstantParamScheduler(1.0))
+    load_optimizer_state(other, saved.state_dict())
+    assert log.records == []
 
 
 def test_a_state_of_other_groups_is_refused():
