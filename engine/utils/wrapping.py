@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable
 from torch import nn
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-INSIDE = (
-    "_orig_mod",
-    "_checkpoint_wrapped_module",
-)  # torch.compile's name, and checkpoint_wrapper's
+# What torch.compile and checkpoint_wrapper call the module that they are around.
+INSIDE = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
