@@ -209,6 +209,10 @@ class DefaultTrainer(TrainerBase):
         if comm.is_main_process() and is_tracked(self.cfg):  # unless the constructor is another one
             list_unread_keys(self.cfg)
 
+    def after_train(self) -> None:
+        super().after_train()
+        self._trainer.end_data()
+
     def run_step(self) -> None:
         self._trainer.iter = self.iter
         self._trainer.run_step()

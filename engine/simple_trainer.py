@@ -178,6 +178,12 @@ class SimpleTrainer(TrainerBase):
                 type(self.data_loader).__name__,
             )
 
+    def end_data(self) -> None:
+        """End the workers of a loader that can start anywhere: left to the garbage collector, each
+        would hold up for seconds whatever the process does then."""
+        if hasattr(self.data_loader, "start_at"):
+            self._data_loader_iter_obj = None
+
     @default_property
     def epoch_length(self) -> float | None:
         """Iterations in an epoch; None where the data loader has no length."""
@@ -231,6 +237,7 @@ class SimpleTrainer(TrainerBase):
         if executor := vars(self).pop("concurrent_executor", None):
             executor.shutdown()
         super().after_train()
+        self.end_data()
 
     @staticmethod
     def write_metrics(

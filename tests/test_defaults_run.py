@@ -1,6 +1,7 @@
 """A run of DefaultTrainer from its config to its files: outputs, resume, evaluation, bad input."""
 
 import json
+import multiprocessing
 
 import pytest
 import torch
@@ -314,6 +315,11 @@ def test_expected_results_without_any_evaluation_end_the_process_with_1(digits_c
 
 def unread_lines(log):
     return [r.getMessage() for r in log.records if "nothing has read" in r.getMessage()]
+
+
+def test_the_workers_of_the_training_data_end_with_the_run(digits_cfg):
+    DefaultTrainer(digits_cfg("DATALOADER.NUM_WORKERS", 2, "SOLVER.MAX_ITER", 3)).train()
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("options", [(), (*EXTRAS, "DATALOADER.TEST_MAPPER=builtins:dict")])

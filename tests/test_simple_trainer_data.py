@@ -1,15 +1,18 @@
 """SimpleTrainer and its data: loaders that end, epochs, places to start at."""
 
 import itertools
+import multiprocessing
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from engine import HookBase, SimpleTrainer
+from engine import HookBase, SimpleTrainer, TrainerBase
 from engine.data import TrainingSampler, build_train_loader
+from engine.hooks import CallbackHook
 from small_trainers import Numbered, make_trainer
 
 
@@ -145,6 +148,22 @@ def test_a_loader_that_can_start_anywhere_is_put_where_the_run_begins():
     for start_iter, max_iter in [(0, 2), (0, 1), (7, 9)]:
         trainer.train(start_iter, max_iter)
     assert model.batches == [0, 1, 2, 3, 0, 1, 14, 15, 16, 17]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_workers_of_the_training_data_end_with_the_run(fails):
+    def fail(trainer: TrainerBase) -> None:
+        if fails and trainer.iter == 2:
+            raise InterruptedError
+
+    data = [torch.tensor(float(n)) for n in range(8)]
+    loader = build_train_loader(data, total_batch_size=4, num_workers=2, seed=0)
+    model = Numbered(lambda weight, batch: (weight * batch).mean())
+    trainer = make_trainer(model, loader, 1e-3)
+    trainer.register_hooks([CallbackHook(before_step=fail)])
+    with pytest.raises(InterruptedError) if fails else nullcontext():
+        trainer.train(0, 4)
+    assert not multiprocessing.active_children()
 
 
 class Stateful:
