@@ -125,4 +125,4 @@ middle = process_time()
 import engine
 print((process_time() - middle) / (middle - start))
 """
-    assert min(float(run_python(code)) for _ in range(3)) < 0.2
+    assert any(float(run_python(code)) < 0.2 for _ in range(3))

@@ -168,15 +168,17 @@ def test_two_folders_are_compared_on_the_command_line(run_tool, folders, capsys)
     assert run(first, second / "none") == (2, "")
 
 
-def test_what_cannot_be_read_is_named(start_tool, folders, tmp_path):
+def test_what_cannot_be_read_is_named(run_tool, folders, tmp_path, capsys):
     first, second = folders
     nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
     empty.mkdir()
 
     def error(other):
-        ended = start_tool("compare_runs.py", first, other)
-        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-        return ended.stderr
+        with pytest.raises(SystemExit) as ended:
+            run_tool("compare_runs.py", first, other)
+        output, errors = capsys.readouterr()
+        assert (ended.value.code, output, errors.count("\n")) == (2, "", 1)
+        return errors
 
     assert error(nowhere) == f"there is no folder {nowhere}\n"
     assert error(empty).startswith(f"{empty} holds no run")
