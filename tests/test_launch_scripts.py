@@ -25,6 +25,7 @@ def sbatch(tmp_path):
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "SLURM_JOB_ID": "4711",
             "SLURM_GPUS_ON_NODE": "4",
+            "SLURM_CPUS_PER_TASK": "64",
         }
         script = ["bash", str(TOOLS / "slurm" / "train.sbatch"), *arguments]
         done = subprocess.run(script, env=environment)
@@ -40,6 +41,8 @@ def parse(words: list[str]):
 
 def test_slurm_starts_a_launcher_on_each_machine(sbatch):
     code, (call,) = sbatch(0, "--config-file", "some.yaml", "OUTPUT_DIR", "out")
+    own, _, _ = call.partition(" python ")
+    assert own == "srun --kill-on-bad-exit=0 --wait=300 --cpus-per-task=64"
     args = parse(call.split())
     assert code == 0
     assert (args.num_gpus, args.max_restarts, args.resume) == (4, 3, True)
