@@ -138,12 +138,13 @@ class TimeLimit(HookBase):
 
 
 def process_age() -> float:
-    """Seconds since this process, or its launcher, was started; without /proc, since engine was
-    imported."""
+    """Seconds since this process, or its launcher or torchrun, was started; without /proc, since
+    engine was imported."""
     if STARTED_AT in os.environ:
         return time.monotonic() - float(os.environ[STARTED_AT])
+    process = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else "self"
     try:
-        with open("/proc/self/stat", encoding="ascii") as file:
+        with open(f"/proc/{process}/stat", encoding="ascii") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])  # the name may hold spaces
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):

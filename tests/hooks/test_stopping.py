@@ -319,3 +319,9 @@ def test_the_age_is_that_of_the_process_not_of_the_import():
 def test_a_process_that_was_launched_is_as_old_as_its_launcher(monkeypatch):
     monkeypatch.setenv(stopping.STARTED_AT, str(time.monotonic() - 1e6))
     assert process_age() == pytest.approx(1e6, abs=100)
+
+
+def test_a_process_of_torchrun_is_as_old_as_its_parent(monkeypatch):
+    own = process_age()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert process_age() > own + 0.005
