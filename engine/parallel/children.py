@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.resource_tracker import getfd
+from multiprocessing.resource_tracker import ensure_running, getfd
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -108,8 +108,13 @@ def keep_end_to_itself() -> None:
 
 @contextmanager
 def quiet_resource_tracker() -> Iterator[None]:
-    """Have Python not end with words about the semaphores of processes that were killed."""
+    """Have Python not end with words about the semaphores of processes that were killed, nor of the
+    process that counts them: SIGUSR1 to the whole group, as from Slurm, would end it."""
     sys.warnoptions.append("ignore:resource_tracker")  # it is started with these options
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        ensure_running()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield
     finally:

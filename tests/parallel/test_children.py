@@ -98,3 +98,19 @@ def test_who_is_waited_for_by_others_first_is_not_told_about():
     ends.watch([child.pid])
     time.sleep(0.1)
     assert (ends.good, ends.take_failed()) == (set(), set())
+
+
+def test_a_signal_of_slurm_to_the_whole_group_leaves_who_counts_semaphores_alone():
+    code = """
+import multiprocessing, os, signal, time
+from engine.parallel.children import quiet_resource_tracker
+signal.signal(signal.SIGUSR1, lambda number, frame: None)
+with quiet_resource_tracker():
+    lock = multiprocessing.get_context("spawn").Lock()
+    os.killpg(0, signal.SIGUSR1)
+    time.sleep(0.2)
+    del lock
+"""
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, start_new_session=True, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
