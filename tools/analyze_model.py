@@ -17,6 +17,7 @@ from engine import DefaultTrainer
 from engine.config import CfgNode, ConfigError, get_cfg
 from engine.startup import mistakes_in_one_line
 from engine.utils import analysis
+from engine.utils.console import reader_may_leave
 
 TASKS = ("parameter", "flop", "activation", "structure")
 
@@ -57,11 +58,8 @@ def main() -> None:
         cfg = get_cfg()
         cfg.merge_from_file(args.config_file)
         cfg.merge_from_list(args.opts)
-        try:
+        with reader_may_leave():
             analyze(cfg, args.tasks)
-            sys.stdout.flush()
-        except BrokenPipeError:  # `| head` has enough; Python shall not try again when it ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

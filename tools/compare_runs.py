@@ -23,6 +23,7 @@ import torch
 from engine.checkpoint.file import read_file
 from engine.checkpoint.folder import is_listed
 from engine.checkpoint.sharded import read_sharded
+from engine.utils.console import reader_may_leave
 
 DIFFERENCES = (
     "bits that differ",
@@ -223,5 +224,6 @@ if __name__ == "__main__":
     except (OSError, ValueError) as error:  # with the file that it is about
         print(error, file=sys.stderr)
         sys.exit(2)
-    print(comparison.summary() or "nothing differs")
+    with reader_may_leave():
+        print(comparison.summary() or "nothing differs")
     sys.exit(bool(comparison.notes))

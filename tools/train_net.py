@@ -26,6 +26,7 @@ from engine.parallel import comm
 from engine.parallel.strategy import prepare_model
 from engine.startup import decide_resume, mistakes_in_one_line
 from engine.train_loop import TrainerBase
+from engine.utils.console import reader_may_leave
 from engine.utils.registry import locate
 
 
@@ -81,10 +82,8 @@ if __name__ == "__main__":
     )
     args = parser.parse_args()
     if args.print_config_template:
-        try:
-            print(config_template(), flush=True)
-        except BrokenPipeError:  # `| head` has enough; Python shall not try again when it ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with reader_may_leave():
+            print(config_template())
         sys.exit()
     with mistakes_in_one_line():
         read_config(args)  # a mistake in it is one message, however many processes there shall be

@@ -48,6 +48,7 @@ class ProgressBar(HookBase):
         if is_due(self._period, self.trainer):
             values = self.trainer.storage.latest_with_smoothing_hint()
             shown = [name for name in values if "loss" in name or "acc" in name]
+            shown.sort(key=lambda name: (name != "total_loss", "loss" not in name))
             labels = _short_names(shown)
             entries = [f"{labels[name]}={values[name][0]:.4g}" for name in shown]
             self._bar.set_postfix_str(_fitting(entries, self._bar))

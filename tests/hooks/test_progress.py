@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 import torch
 
-from engine import SimpleTrainer
+from engine import SimpleTrainer, get_event_storage
 from engine.events import CommonMetricPrinter
 from engine.hooks import CallbackHook, PeriodicWriter, ProgressBar
 from engine.parallel import comm
@@ -80,6 +80,18 @@ def test_a_terminal_shows_a_bar_and_the_file_gets_the_lines(model, batches, logg
     assert progress_lines(shown) == []
     assert any("Starting training from iteration 0" in line for line in shown)
     assert progress_lines(logged.read_text().splitlines()) == [4, 9, 14, 19]
+
+
+def test_the_loss_comes_first_where_a_line_is_too_short_for_all(batches, logged):
+    class Measuring(torch.nn.Linear):
+        def forward(self, batch):
+            get_event_storage().put_scalars(first_accuracy=0.5, second_accuracy=0.25)
+            return super().forward(batch[0]).square().mean()
+
+    with terminal(columns=80) as shown:
+        make_trainer(Measuring(4, 1), batches).train(0, 20)
+    bars = [line for line in shown if "it/s" in line]
+    assert re.search(r"it/s, total_loss=[^,]+\]", bars[-1]), bars
 
 
 def test_metrics_that_end_alike_are_shown_under_their_whole_names(model, batches, logged):
