@@ -24,6 +24,8 @@ class AMPTrainer(SimpleTrainer):
     dynamically for float16, and to none for bfloat16, which does not need it.
     """
 
+    _has_stepped = False  # and not been skipped
+
     def __init__(
         self,
         model: nn.Module,
@@ -89,8 +91,14 @@ class AMPTrainer(SimpleTrainer):
                 self.grad_scaler.unscale_(self.optimizer)
                 self._clip(self.clip_gradients)
             # It skips the step and lowers the scale by itself where gradients are infinite.
+            may_be_first = not (self._has_stepped or self.optimizer.state)
+            before = float(self.grad_scaler.get_scale()) if may_be_first else 0.0
             self.grad_scaler.step(self.optimizer)
             self.grad_scaler.update()
+            if may_be_first:
+                self._has_stepped = bool(self.grad_scaler.get_scale() >= before)
+                if not self._has_stepped:  # SGD, fused, has left memory unfilled as its momentum
+                    self.optimizer.state.clear()
         else:
             super()._step_optimizer()
 

@@ -93,6 +93,23 @@ def test_float16_skips_a_step_whose_gradients_overflow_and_lowers_the_scale():
     assert weights(model) == pytest.approx(0.99)
 
 
+@pytest.mark.parametrize("dampening", [0.0, 0.5])
+def test_a_first_step_that_a_fused_optimizer_skips_leaves_no_momentum(dampening):
+    """torch has it take memory for its momentum, which the step would have filled."""
+    expected: list[torch.Tensor] = []
+    for batches in ([1.0, 1.0], [1e30, 1.0, 1e30, 1.0]):
+        model = Probe()
+        options = {"momentum": 0.9, "dampening": dampening, "fused": True}
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+        trainer = AMPTrainer(model, batches, optimizer, grad_scaler=scaler)
+        trainer.train(0, 1)
+        assert bool(optimizer.state) == (batches[0] == 1)
+        trainer.train(1, len(batches))
+        expected.append(weights(model))
+    assert torch.equal(*expected)
+
+
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_gradients_are_clipped_at_their_true_size(precision):
     model = Probe()
