@@ -90,8 +90,37 @@ def test_a_run_that_does_not_go_on_from_the_saved_one_has_none_of_its_histories(
 def test_a_state_for_a_hook_that_is_not_there_is_noticed(log):
     trainer = Steps(Counter(3))
     trainer.train(0, 1)
-    Steps().load_state_dict(trainer.state_dict())
+    resumed = Steps()
+    resumed.load_state_dict(trainer.state_dict())
+    resumed.train(1, 2)
     assert "The state of the hook Counter is not used: there is no such hook" in log.text
+
+
+def test_a_hook_that_is_registered_after_the_load_has_its_state_back_too(log):
+    class Late(Counter):
+        loads = 0
+
+        def load_state_dict(self, state_dict: dict) -> None:
+            super().load_state_dict(state_dict)
+            self.loads += 1
+
+    def make_late() -> list[HookBase]:
+        early = Counter(200)
+        early.priority = 10  # before the one that is there, which is Counter#2 from then on
+        return [early, Late(300)]
+
+    saved = Steps(Counter(100), *make_late())
+    saved.train(0, 5)
+
+    first = Counter()
+    trainer = Steps(first)
+    trainer.load_state_dict(saved.state_dict())
+    early, late = make_late()
+    trainer.register_hooks([early, late])
+    for start in (5, 10):
+        trainer.train(start, start + 5)
+    assert (first.count, early.count, late.count, late.loads) == (115, 215, 315, 1)
+    assert "is not used" not in log.text
 
 
 def test_a_hook_that_saves_but_cannot_load_is_noticed(log):

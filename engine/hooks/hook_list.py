@@ -44,6 +44,8 @@ class HookList:
         self._collected: list[HookBase] = []  # the hooks that `calls` are of
         self.calls: dict[str, tuple[_Call, ...]] = dict.fromkeys(POINTS, ())
         self._started: set[int] = set()  # ids of hooks
+        self._saved: dict[str, dict] = {}  # states, where some are of hooks that may be added yet
+        self._given: dict[str, HookBase] = {}  # who has them
         self.has_failed = False  # at a point where the others are called all the same
 
     def add(self, hooks: Sequence[HookBase], priority: int | str | None) -> None:
@@ -86,6 +88,9 @@ class HookList:
     def start(self) -> None:
         """Run every `before_train`, whatever fails, then raise the first error."""
         self.has_failed = False
+        for name in sorted(self._give_saved()):
+            logger.warning("The state of the hook %s is not used: there is no such hook", name)
+        self._saved, self._given = {}, {}
         self._collect_calls(keep_times=False)
         if self.hooks:
             logger.info("Hooks in their order:\n%s", self.order_table())
@@ -113,12 +118,10 @@ class HookList:
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, states: dict[str, dict]) -> None:
-        hooks = self._named()
-        for name, state in states.items():
-            if name in hooks:
-                hooks[name].load_state_dict(state)
-            else:
-                logger.warning("The state of the hook %s is not used: there is no such hook", name)
+        """Give the hooks their states; those that are added later get theirs at the start."""
+        self._saved, self._given = states, {}
+        if not self._give_saved():
+            self._saved = {}  # it may be large
 
     def name_of(self, hook: HookBase) -> str:
         """The name that the hook's state has: `EvalHook`, `EvalHook#2`, …"""
@@ -183,6 +186,15 @@ class HookList:
             return self.calls[point][names.index(first) :]
         logger.warning("%s was left at the hook %s: there is no such hook now", point, first)
         return ()
+
+    def _give_saved(self) -> set[str]:
+        """Returns the names that no hook has."""
+        for name, hook in self._named().items():
+            # One that is added before another of its class takes over that one's name.
+            if name in self._saved and self._given.get(name) is not hook:
+                hook.load_state_dict(self._saved[name])
+                self._given[name] = hook
+        return self._saved.keys() - self._given.keys()
 
     def _named(self) -> dict[str, HookBase]:
         return dict(zip(unique_names(self.hooks), self.hooks, strict=True))
