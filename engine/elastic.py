@@ -23,7 +23,7 @@ from engine.parallel import comm
 from engine.parallel.children import (
     call_later,
     end_in_time,
-    end_with_launcher,
+    end_with_parent,
     exit_with,
     is_running,
     keep_end_to_itself,
@@ -176,7 +176,7 @@ def _run_process(job: Job) -> Any:
         job.begin(local_rank)
         keep_end_to_itself()
         tell_of_leaving(job.left(local_rank))
-        end_with_launcher()
+        end_with_parent()
         _handle_signals(_exit)
         _join_group(job)
         job.joined(local_rank).touch()

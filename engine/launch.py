@@ -16,7 +16,7 @@ import torch.distributed as dist
 from engine.elastic import run_processes
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.parallel import comm
-from engine.parallel.children import PATIENCE, call_later, end_in_time, end_with_launcher
+from engine.parallel.children import PATIENCE, call_later, end_in_time, end_with_parent
 from engine.parallel.cluster import Place, find_place
 from engine.parallel.device import BACKENDS, check_count, set_current_device
 from engine.parallel.job import Exit, Job
@@ -141,7 +141,7 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
         )
     os.environ.update(place.environment())
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        end_with_launcher()  # torchrun, when it is killed, leaves its processes to themselves
+        end_with_parent()  # torchrun, when it is killed, leaves its processes to themselves
     if place.num_machines > 1:
         address = find_local_address(*split_endpoint(place.master))
         if interface := find_interface(address):

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from engine.data.dataset import describe_sample, read_sample
 from engine.data.seeds import derive_seed, seeded_global_rngs
+from engine.parallel.children import end_with_parent
 from engine.utils.faults import report_faults_of_worker
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ def hand_out(
 def start_worker(then: Callable[[int], None] | None, worker_id: int) -> None:
     """What a worker does first: `worker_init_fn=partial(start_worker, your_own)`."""
     report_faults_of_worker()
+    end_with_parent()  # torch's looks for it only where it waits for something to read
     for name in ("SIGINT", "SIGUSR1"):  # Ctrl-C and Slurm reach it too; the main process decides
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -134,11 +134,10 @@ def tell_of_leaving(file: Path) -> None:
     os._exit = tell_and_leave
 
 
-def end_with_launcher() -> None:
-    """Have this process die when its launcher is killed, whose folder may then be another run's."""
-    launcher = multiprocessing.parent_process()  # None under torchrun
-    wait = _wait_for_parent if launcher is None else launcher.join
-    threading.Thread(target=_end_after, args=(wait,), daemon=True).start()
+def end_with_parent() -> None:
+    """Have this process die when the one that has started it is killed: a rank with its launcher,
+    whose folder may then be another run's, and a data worker with its rank."""
+    threading.Thread(target=_end_after_parent, daemon=True).start()
 
 
 def end_in_time() -> None:
@@ -169,15 +168,13 @@ def exit_with(code: Any) -> NoReturn:
     os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
-def _end_after(wait: Callable[[], Any]) -> None:
-    wait()
+def _end_after_parent() -> None:
+    parent, number = multiprocessing.parent_process(), os.getppid()
+    # Siblings that are forked hold open what `join` waits for, so the number is looked at too. That
+    # of a fork server tells nothing of the parent.
+    while os.getppid() == number and (parent is None or parent.is_alive()):
+        parent.join(1) if parent else time.sleep(1)  # there is none under torchrun
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _wait_for_parent() -> None:
-    parent = os.getppid()
-    while os.getppid() == parent:
-        time.sleep(1)
 
 
 def _is_for_writing(descriptor: int) -> bool:

@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -113,6 +114,30 @@ def test_a_crash_of_a_worker_leaves_its_stack_in_the_fault_file(tmp_path):
     faults = (tmp_path / "faults.txt").read_text()
     assert "Fatal Python error: Segmentation fault" in faults
     assert "in read_nothing\n" in faults
+
+
+READ_FOR_EVER = """
+import sys, time
+from engine.data import build_train_loader
+
+def read(sample):
+    print("reading", flush=True)
+    time.sleep(300)
+
+if __name__ == "__main__":
+    options = {"num_workers": 1, "multiprocessing_context": sys.argv[1]}
+    next(iter(build_train_loader([1], mapper=read, total_batch_size=1, **options)))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_worker_that_is_reading_ends_with_its_process(tmp_path, method):
+    (tmp_path / "read.py").write_text(READ_FOR_EVER)
+    command = [sys.executable, tmp_path / "read.py", method]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout.readline() == b"reading\n"
+        process.kill()
+        process.communicate(timeout=30)  # a worker that goes on holds the pipe open
 
 
 def test_a_function_for_the_start_of_workers_is_called(loaders, tmp_path):
