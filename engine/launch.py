@@ -4,7 +4,9 @@ import atexit
 import itertools
 import os
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import process
 from multiprocessing.reduction import ForkingPickler
@@ -16,7 +18,13 @@ import torch.distributed as dist
 from engine.elastic import run_processes
 from engine.hooks.stopping import REQUEUE_EXIT_CODE
 from engine.parallel import comm
-from engine.parallel.children import PATIENCE, call_later, end_in_time, end_with_parent
+from engine.parallel.children import (
+    LONGEST_SAVE,
+    PATIENCE,
+    call_later,
+    end_in_time,
+    end_with_parent,
+)
 from engine.parallel.cluster import Place, find_place
 from engine.parallel.device import BACKENDS, check_count, set_current_device
 from engine.parallel.job import Exit, Job
@@ -148,19 +156,22 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     comm.timeout = timeout
     backend = BACKENDS[set_current_device(place.local_rank)]
-    comm.enter_world(backend, **_find_world(place, timeout))
+    world = _find_world(place, timeout)
+    comm.enter_world(backend, **world)
     comm.create_local_process_group(place.local_size)
     comm.synchronize()
     atexit.register(end_in_time)  # now: it is called after those of the function's own
     try:
         result = record(main_func)(*args)  # torchrun's summary then has the traceback
     except BaseException as error:
-        if isinstance(error, SystemExit) and error.code == REQUEUE_EXIT_CODE:  # no failure
-            atexit.unregister(end_in_time)
         # A thread of the user's own may keep this process: the others need not wait for it.
         call_later(PATIENCE, _leave, dist.group.WORLD)
+        if isinstance(error, SystemExit) and error.code == REQUEUE_EXIT_CODE:  # no failure
+            atexit.unregister(end_in_time)
+            _come_to_end(world["store"], wait_for=place.world_size)
         raise
     atexit.unregister(end_in_time)
+    _come_to_end(world["store"])
     comm.leave_groups()
     return result
 
@@ -176,6 +187,19 @@ def _find_world(place: Place, timeout: timedelta) -> dict[str, Any]:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if place.num_machines == 1 else "0"
     store = dist.PrefixStore(f"launch {next(_launches)} restart {restart}", store)
     return {"store": store, "rank": rank, "world_size": world_size}
+
+
+def _come_to_end(store: dist.Store, wait_for: int = 0) -> None:
+    """Tell that this rank has nothing more to save; and wait for so many that have told it.
+
+    torchrun and srun end the others as soon as one has ended with 75.
+    """
+    deadline = time.monotonic() + LONGEST_SAVE
+    with suppress(RuntimeError):  # who keeps the store is gone
+        count = store.add("at the end", 1)
+        while count < wait_for and time.monotonic() < deadline:
+            time.sleep(0.1)
+            count = store.add("at the end", 0)
 
 
 def _leave(world: dist.ProcessGroup | None) -> None:

@@ -170,6 +170,11 @@ def save_long_after_the_others_have_gone() -> None:
     sys.exit(REQUEUE_EXIT_CODE)
 
 
+def stop_on_rank_0_alone() -> None:
+    if comm.get_rank() == 0:
+        sys.exit(REQUEUE_EXIT_CODE)
+
+
 def start_a_stranger_that_fails() -> None:
     """In the launcher, beside the ranks."""
     while len(multiprocessing.process._children) < 2:
@@ -508,11 +513,23 @@ def test_a_signal_ends_ranks_that_wait_for_others_or_for_a_thread(program):
 
 
 @pytest.mark.slow
-def test_a_rank_that_still_saves_is_not_ended_because_others_are_done():
-    process = start("save_long_after_the_others_have_gone")
+@pytest.mark.parametrize(
+    ("launcher", "code"),
+    [((), REQUEUE_EXIT_CODE), (TORCHRUN, 1)],  # torchrun keeps the code to itself
+    ids=["launch", "torchrun"],
+)
+def test_a_rank_that_still_saves_is_not_ended_because_others_are_done(launcher, code):
+    process = start("save_long_after_the_others_have_gone", *launcher)
     output, errors = process.communicate(timeout=60)
-    assert process.returncode == REQUEUE_EXIT_CODE, errors
+    assert process.returncode == code, errors
     assert output == "saved\n"
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_does_not_wait_for_those_that_have_returned():
+    process = start("stop_on_rank_0_alone", *TORCHRUN)
+    _, errors = process.communicate(timeout=60)
+    assert "exitcode  : 75" in errors
 
 
 @pytest.mark.slow

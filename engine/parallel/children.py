@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PATIENCE = 5.0  # seconds that are given to a process to end by itself
+LONGEST_SAVE = 300.0  # seconds that those which have saved wait for those that have not
 
 
 class Ends:
