@@ -270,15 +270,22 @@ def _join_group(job: Job) -> None:
 
 @contextmanager
 def _passed_on_signals(job: Job) -> Iterator[None]:
-    """Meanwhile a signal to stop goes to the processes, and a second one kills them."""
+    """Meanwhile a signal to stop goes to the processes, and a second one kills them, or ends the
+    wait for other machines."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    is_asked = False
+
     def pass_on(number: int, _: Any) -> None:
-        again = job.stop_code is not None
-        # Those that have not begun to train have nothing to save, but those before them had.
-        job.stop_with(REQUEUE_EXIT_CODE if job.was_interrupted() else 128 + number)
+        nonlocal is_asked
+        again, is_asked = is_asked, True
+        if job.stop_code is None:
+            # Those that have not begun to train have nothing to save, but those before them had.
+            job.stop_with(REQUEUE_EXIT_CODE if job.was_interrupted() else 128 + number)
+        elif again and not any(map(is_running, job.pids().values())):
+            sys.exit(job.stop_code)
         # Ctrl-C and Slurm reach the processes too: what they get twice would end them at once.
         other = signal.SIGTERM if number == STOP_SIGNALS[-1] else STOP_SIGNALS[-1]
         text = "killing the processes" if again else f"{other.name} to the processes"

@@ -170,6 +170,15 @@ def save_long_after_the_others_have_gone() -> None:
     sys.exit(REQUEUE_EXIT_CODE)
 
 
+def save_on_one_machine(last: int) -> None:
+    """The others are done at once."""
+    os.write(1, b"called\n")
+    if comm.get_rank() == last:
+        time.sleep(20)
+        os.write(1, b"saved\n")
+    sys.exit(REQUEUE_EXIT_CODE)
+
+
 def stop_on_rank_0_alone() -> None:
     if comm.get_rank() == 0:
         sys.exit(REQUEUE_EXIT_CODE)
@@ -526,6 +535,33 @@ def test_a_rank_that_still_saves_is_not_ended_because_others_are_done(launcher, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_machine_that_has_stopped_waits_for_one_that_still_saves(last):
+    machines = [start(f"machine_saves {machine} {last}") for machine in (0, 1)]
+    for machine in machines:
+        wait_for_calls(machine, 1)
+    time.sleep(18)
+    assert machines[1 - last].poll() is None
+    output, errors = machines[last].communicate(timeout=60)
+    assert (machines[last].returncode, output) == (REQUEUE_EXIT_CODE, "saved\n"), errors
+    _, errors = machines[1 - last].communicate(timeout=10)
+    assert machines[1 - last].returncode == REQUEUE_EXIT_CODE, errors
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_machine_that_has_stopped_and_waits_for_others():
+    machines = [start(f"machine_saves {machine} 1") for machine in (0, 1)]
+    wait_for_calls(machines[0], 1)
+    for _ in range(2):
+        time.sleep(2)
+        machines[0].send_signal(signal.SIGTERM)
+    _, errors = machines[0].communicate(timeout=10)
+    assert machines[0].returncode == REQUEUE_EXIT_CODE, errors
+    machines[1].kill()
+    machines[1].communicate()
+
+
+@pytest.mark.slow
 def test_a_rank_that_stops_does_not_wait_for_those_that_have_returned():
     process = start("stop_on_rank_0_alone", *TORCHRUN)
     _, errors = process.communicate(timeout=60)
@@ -659,6 +695,9 @@ def main(name: str) -> None:
     elif name.startswith("machine_that_stays "):
         num_machines, machine = map(int, name.split()[1:])
         launch(stay, 1, num_machines, machine, "127.0.0.1:29879")
+    elif name.startswith("machine_saves "):
+        machine, last = map(int, name.split()[1:])
+        launch(save_on_one_machine, 1, 2, machine, "127.0.0.1:29881", args=(last,))
     elif name == "beside_a_stranger":
         threading.Thread(target=start_a_stranger_that_fails).start()
         print(launch(return_late, 2))

@@ -8,12 +8,15 @@ from types import TracebackType
 
 import torch.distributed as dist
 
+from engine.parallel.children import LONGEST_SAVE
+
 
 class Heartbeat:
     """Says which machine has not been heard of for `limit` seconds; for use in a `with`.
 
     Each machine writes into a store on machine 0, which looks for changes; for the others it is
-    enough that the store answers. A dead link keeps a thread waiting, and nobody else.
+    enough that the store answers. A dead link keeps a thread waiting, and nobody else. Where all is
+    well, machine 0 keeps the store until the others have left, or for as long as a save may take.
     """
 
     def __init__(self, host: str, port: int, machine: int, num_machines: int, limit: float) -> None:
@@ -27,6 +30,7 @@ class Heartbeat:
         self._values: dict[int, bytes] = {}
         self._heard: dict[int, float] = {}  # when, of machines that are there
         self._left: dict[int, float] = {}  # when that was seen, of machines that have said so
+        self._patience = 0.0  # seconds for the others, at the end
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -40,12 +44,18 @@ class Heartbeat:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._machine == 0 and kind is None:
+            self._patience = LONGEST_SAVE
         self._is_ending.set()
-        self._thread.join(timeout=2)  # to say goodbye, if there is somebody
+        self._thread.join(timeout=self._patience + 2)  # to say goodbye, if there is somebody
 
     def hears(self, machine: int) -> bool:
         """Whether a machine has been heard of, and is not given up."""
         return machine in self._heard
+
+    def hears_others(self) -> bool:
+        """Whether this is so of any machine; but for machine 0, they only hear of that."""
+        return bool(self._heard)
 
     def take_silent(self) -> int | None:
         """A machine that has been silent for too long; it is then given up until it is back."""
@@ -68,7 +78,13 @@ class Heartbeat:
             try:
                 with socket.create_connection(self._address, self.limit):
                     pass  # where nobody is there, torch would say so in twenty lines
-                store = dist.TCPStore(*self._address, wait_for_workers=False, timeout=timeout)
+                store = dist.TCPStore(
+                    *self._address,
+                    is_master=self._machine == 0,  # that of the agent, which may end before this
+                    multi_tenant=True,
+                    wait_for_workers=False,
+                    timeout=timeout,
+                )
                 self._beat(dist.PrefixStore("heartbeat", store))
             except (OSError, RuntimeError):  # machine 0 is not there, yet or any more
                 self._is_ending.wait(1)
@@ -89,7 +105,16 @@ class Heartbeat:
                 self._look_at(machine, store)
             if self._is_ending.wait(self.limit / 10 if self.have_met else min(1, self.limit / 10)):
                 self._share_contradiction(store)
+                self._wait_for_others(store)
                 return store.set(mine, "left")
+
+    def _wait_for_others(self, store: dist.Store) -> None:
+        deadline = time.monotonic() + self._patience
+        while self.hears_others() and time.monotonic() < deadline:
+            time.sleep(0.1)
+            for machine in self._watched:
+                self._look_at(machine, store)
+            self.take_silent()
 
     def _share_contradiction(self, store: dist.Store) -> None:
         if self.have_met:

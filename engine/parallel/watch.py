@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable
 from concurrent import futures
 from typing import Any, TypeAlias
 
-from engine.parallel.children import PATIENCE, Ends, call_later, is_running, send, spawned_pids
+from engine.parallel.children import (
+    LONGEST_SAVE,
+    PATIENCE,
+    Ends,
+    call_later,
+    is_running,
+    send,
+    spawned_pids,
+)
 from engine.parallel.heartbeat import Heartbeat
 from engine.parallel.job import Exit, Job
 from engine.parallel.network import FlagError
@@ -159,6 +167,8 @@ class Watch:
         if not any(map(is_running, self.pids)):
             # The agent may have started others in their place: they will see that they are to stop.
             patience = 3 * PATIENCE if self.pids else PATIENCE
+            if is_done and self.heartbeat.hears_others():  # they may save; the agent waits for them
+                patience = LONGEST_SAVE
             self.deadline = min(self.deadline, now + patience)
 
     def _kill(self, pids: Iterable[int]) -> None:

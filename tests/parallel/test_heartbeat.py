@@ -17,7 +17,7 @@ LIMIT = 1.0
 @pytest.fixture
 def store():
     """What machine 0 has from its rendezvous."""
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True, wait_for_workers=False)
 
 
 @pytest.fixture
