@@ -86,7 +86,7 @@ def run_processes(job: Job) -> list[Any]:
             stack.enter_context(heartbeat)
         while True:
             meetings -= 1
-            watch = Watch(job, _start_agent(job, logs), heartbeat, strangers)
+            watch = Watch(job, _start_agent(job, logs, heartbeat), heartbeat, strangers)
             try:
                 results = watch.wait()
                 if has_failed_to_stop:  # those that were started again had nothing to do
@@ -116,7 +116,8 @@ def run_processes(job: Job) -> list[Any]:
                 reports.clear()  # a new agent counts from the beginning
 
 
-def _start_agent(job: Job, logs: "LogsSpecs") -> Agent:
+def _start_agent(job: Job, logs: "LogsSpecs", heartbeat: Heartbeat) -> Agent:
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     seconds = int(job.timeout.total_seconds())
@@ -142,6 +143,9 @@ def _start_agent(job: Job, logs: "LogsSpecs") -> Agent:
 
     def run() -> None:
         try:
+            # A machine with other flags would have those that have met start anew.
+            if job.machine_rank > 0 and not heartbeat.has_agreed.wait(seconds):
+                raise RendezvousConnectionError("nobody is there")
             agent.set_result(elastic_launch(config, _run_process)(job))
         except BaseException as error:
             agent.set_exception(error)

@@ -22,6 +22,7 @@ class Heartbeat:
     def __init__(self, host: str, port: int, machine: int, num_machines: int, limit: float) -> None:
         self.limit = limit
         self.contradiction = ""  # of machines' flags: set it, and all hear of it
+        self.has_agreed = threading.Event()  # with the first machine, on their number
         self.have_met = False  # all ranks: set it, and nobody ends for a machine that comes later
         self._address = host, port
         self._machine = machine
@@ -95,6 +96,8 @@ class Heartbeat:
         if first != self._num_machines:
             numbers = f"--num-machines {first} and --num-machines {self._num_machines}"
             self.contradiction = f"machines were started with {numbers}: give all the same"
+        else:
+            self.has_agreed.set()
         while True:
             self._share_contradiction(store)
             store.set(mine, str(time.time_ns()))

@@ -73,6 +73,14 @@ def test_the_other_machines_miss_machine_0(store):
     assert heartbeat.take_silent() == 0
 
 
+def test_a_machine_agrees_with_the_first_one_on_their_number_or_hears_of_it(store):
+    with Heartbeat("127.0.0.1", store.port, 0, 2, LIMIT) as first:
+        wait_until(first.has_agreed.is_set)
+        with Heartbeat("127.0.0.1", store.port, 2, 3, LIMIT) as other:
+            wait_until(lambda: other.contradiction)
+            assert not other.has_agreed.is_set()
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
     with Heartbeat("127.0.0.1", int(sys.argv[1]), 1, 2, LIMIT):
