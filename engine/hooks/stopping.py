@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: not done, try again
 STARTED_AT = "ENGINE_STARTED_AT"  # variable with the time, by the monotonic clock, of a launch
+MOMENT = 3.0  # seconds in which torchrun passes on a signal that the process has had itself
 _IMPORTED = time.monotonic()
 _NOT_EVERYWHERE = (  # signals that some systems lack: Windows most, Linux and macOS a few
     "SIGALRM SIGBREAK SIGBUS SIGCHLD SIGCLD SIGCONT SIGEMT SIGHUP SIGINFO SIGIO SIGIOT SIGPIPE "
@@ -32,8 +33,9 @@ class StopOnSignal(HookBase):
 
     The current step ends, an evaluation in a single process is left, and the run is saved such that
     a resumed one is exactly what this one would have been. The same signal again ends the process
-    at once. A signal that the process was started to ignore stays ignored, as does one that this
-    system does not have. Only in the main thread.
+    at once; under torchrun, which passes on what Slurm has sent to the process too, not within
+    three seconds. A signal that the process was started to ignore stays ignored, as does one that
+    this system does not have. Only in the main thread.
     """
 
     priority = Priority.LOWEST  # signals are minded until the last save is done
@@ -51,12 +53,14 @@ class StopOnSignal(HookBase):
                 raise ValueError(f"no process can receive {name}: the system acts on it by itself")
         self._signals = [here[name] for name in signals if name in here]
         self._previous: dict[int, Any] = {}
+        self._received: dict[int, float] = {}  # when
 
     def before_train(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             logger.info("Signals do not stop this run cleanly: it is not in the main thread")
             return
         self._process = os.getpid()
+        self._received.clear()
         for number in self._signals:
             previous = signal.getsignal(number)
             if previous not in (signal.SIG_IGN, None):  # None: a library in C has one of its own
@@ -76,7 +80,15 @@ class StopOnSignal(HookBase):
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
-        self._restore(number)
+        now = time.monotonic()
+        first = self._received.setdefault(number, now)
+        if now > first + MOMENT:
+            self._restore(number)
+            signal.raise_signal(number)
+        if now > first:
+            return
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            self._restore(number)
         self.trainer.stop(f"{name} received", requeue=True)
         with suppress(OSError):
             os.write(2, f"{name}: stopping after this step; again to end at once\n".encode())

@@ -196,11 +196,11 @@ sys.exit(REQUEUE_EXIT_CODE if trainer.requeue else 0)
 """
 
 
-def start(folder: Path, workers: int, ends: str = "") -> subprocess.Popen[str]:
+def start(folder: Path, workers: int, ends: str = "", **environment: str) -> subprocess.Popen[str]:
     """Starts the program in a process group of its own, and waits until it is in a step."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder), str(workers), ends],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -229,6 +229,20 @@ def test_the_second_signal_ends_the_process_with_that_signal(tmp_path):
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGTERM  # a shell says 128 + 15
     assert list(tmp_path.glob("*.pth")) == []
+
+
+@pytest.mark.slow
+def test_what_torchrun_passes_on_is_no_second_signal(tmp_path):
+    process = start(tmp_path, workers=0, ends="stays", TORCHELASTIC_RUN_ID="1")
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(1)
+    assert process.poll() is None
+    time.sleep(stopping.MOMENT)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert errors.count("again to end at once") == 1
 
 
 # --- the time limit ----------------------------------------------------------------------------
