@@ -1,7 +1,6 @@
 """Talk between the processes of a run; with a single process all of it works and does nothing."""
 
 import functools
-import gc
 import os
 import threading
 import time
@@ -239,7 +238,6 @@ def leave_groups() -> None:
     timer.start()
     if _is_distributed():
         dist.destroy_process_group()
-    gc.collect()  # a group that is referred to anywhere keeps its connections open
     timer.cancel()
     end_connections(world_sockets, except_port=port)
 

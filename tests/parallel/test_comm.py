@@ -1,4 +1,6 @@
+import gc
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,19 @@ def test_under_torchrun_the_local_rank_is_known_before_the_group(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert (comm.get_local_rank(), comm.get_local_size()) == (3, 4)
+
+
+def test_to_leave_the_groups_collects_no_garbage():
+    class Loader:
+        """Stands for one whose workers would be waited for."""
+
+    loader = Loader()
+    loader.itself, end = loader, weakref.ref(loader)
+    gc.collect()
+    gc.disable()
+    try:
+        del loader
+        comm.leave_groups()
+        assert end() is not None
+    finally:
+        gc.enable()
