@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from types import FrameType
 
 from tabulate import tabulate
@@ -14,6 +15,7 @@ from termcolor import colored
 from tqdm import tqdm
 
 from engine.utils.append_file import AppendFile
+from engine.utils.files import PathManager
 
 _STDOUT = "stdout"
 _COLORS = {"DEBUG": "cyan", "INFO": "green", "WARNING": "yellow"}
@@ -141,6 +143,8 @@ class _FileHandler(logging.Handler):
         self.destination = path
         self._file = AppendFile(path)
         self._file.open()
+        if _ends_amid_line(path):  # of a run that was killed
+            self._file.write(b"\n")
         self._is_open = True
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -185,6 +189,13 @@ class _Formatter(logging.Formatter):
         text = f"{prefix} {super().format(record)}"
         # A file name that is no UTF-8 has characters in it that cannot be written.
         return text.encode(errors="backslashreplace").decode()
+
+
+def _ends_amid_line(path: str) -> bool:
+    with suppress(OSError), PathManager.open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        return file.read() not in (b"", b"\n")
+    return False
 
 
 def _log_file(output: str, rank: int) -> str:

@@ -44,6 +44,15 @@ def test_a_line_goes_to_the_console_and_to_the_file(tmp_path, capsys, name):
     assert (tmp_path / "log.txt").read_text().endswith(f" {name} INFO] 12 images\n")
 
 
+@pytest.mark.parametrize(("before", "lines"), [("", 1), ("whole\n", 2), ("whole\n[11/19 0", 3)])
+def test_a_run_begins_its_lines_after_one_that_was_killed(tmp_path, name, before, lines):
+    (tmp_path / "log.txt").write_text(before)
+    setup_logger(tmp_path, name=name).info("12 images")
+    *old, new = (tmp_path / "log.txt").read_text().splitlines()
+    assert (len(old) + 1, "\n".join(old)) == (lines, before.rstrip("\n"))
+    assert new.endswith(f" {name} INFO] 12 images")
+
+
 def test_a_file_name_that_is_no_utf_8_can_be_told(tmp_path, name):
     file = os.fsdecode(b"caf\xe9.png")
     stdout = io.TextIOWrapper(io.BytesIO(), "utf-8")  # as a terminal is; a captured one is not
