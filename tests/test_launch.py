@@ -382,7 +382,7 @@ def test_torchrun_may_launch_several_times_and_restart(tmp_path, rendezvous):
         "        os.kill(os.getpid(), 9)\n"
         "    return comm.all_gather(comm.get_rank())\n"
         "for last in (False, False, True):\n    ranks = launch(main, 2, args=(last,), timeout=30)\n"
-        "print('in the end', ranks)\n"
+        "os.write(1, f'in the end {ranks}\\n'.encode())\n"  # two processes write at once
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
