@@ -33,7 +33,7 @@ class MediaQueue:
 
     def put(self, entry: tuple[Any, ...], iteration: int) -> None:
         if self._read and iteration != self._iteration:
-            self.drop_read()
+            self._drop_read()
         self._iteration = iteration
         if len(self._entries) == MAX_WAITING:
             log_first_n(
@@ -66,13 +66,16 @@ class MediaQueue:
         self._shown = self._count
         return list(self._entries)
 
-    def drop_read(self) -> None:
-        """Forget what all known readers have had; all, where there is none."""
-        if self._entries:
-            self._drop_first(min(self._read.values(), default=self._count))
+    def drop_read(self, reader: object) -> None:
+        """`reader` has had all: forget what all known readers have had."""
+        self._read[reader] = self._count
+        self._drop_read()
 
     def clear(self) -> None:
         self._drop_first(self._count)
+
+    def _drop_read(self) -> None:
+        self._drop_first(min(self._read.values()))
 
     def _drop_first(self, count: int) -> None:
         while len(self._entries) > self._count - count:

@@ -251,10 +251,10 @@ class EventStorage:
         self._images.expect(reader)
         self._samples.expect(reader)
 
-    def drop_read_media(self) -> None:
-        """Forget the images and histograms that all who take some have had."""
-        self._images.drop_read()
-        self._samples.drop_read()
+    def drop_read_media(self, reader: object) -> None:
+        """`reader` has had all images and histograms: forget those that all who take some had."""
+        self._images.drop_read(reader)
+        self._samples.drop_read(reader)
 
     def clear_images(self) -> None:
         """Forget the images, whoever has had them."""

@@ -45,6 +45,7 @@ class PeriodicWriter(HookBase):
         if is_joint:
             sizes = [getattr(writer, "_window_size", 0) or 0 for writer in self._writers]
             storage.start_joining_ranks(max(comm.all_gather(max(sizes, default=0))))
+        storage.expect_media_reader(self)  # for writers that look at all that waits
         for writer in self._writers:
             if type(writer).write_media is not EventWriter.write_media:
                 storage.expect_media_reader(writer)
@@ -69,7 +70,7 @@ class PeriodicWriter(HookBase):
             if self.is_joint:
                 trainer.storage.join_ranks()
             self._call_all("write")
-            trainer.storage.drop_read_media()
+            trainer.storage.drop_read_media(self)
 
     def after_train(self) -> None:
         trainer = self.trainer

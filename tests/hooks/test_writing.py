@@ -296,6 +296,24 @@ def test_images_wait_for_all_who_take_some(tmp_path):
     assert [event.step for event in events.Images("picture")] == list(range(20))
 
 
+class LooksAtImages(EventWriter):
+    """As for detectron2: it takes no images, but looks at all that are there."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def write(self) -> None:
+        self.seen += [at for _, _, at in get_event_storage()._vis_data]
+
+
+def test_images_wait_for_those_who_look_at_all_though_a_checkpoint_has_others_take_them(tmp_path):
+    looks = LooksAtImages()
+    writer = PeriodicWriter([looks, TensorboardXWriter(tmp_path)], 10)
+    checkpoint = CallbackHook(after_step=lambda trainer: trainer.state_dict())
+    Steps(writer, checkpoint, images=True).train(0, 20)
+    assert looks.seen == list(range(20))
+
+
 def test_images_that_nobody_takes_do_not_pile_up(tmp_path):
     trainer = Steps(PeriodicWriter([JSONWriter(tmp_path / "metrics.json")], 5), images=True)
     trainer.train(0, 12)
