@@ -414,7 +414,7 @@ def test_a_machine_that_cannot_begin_is_not_waited_for():
     ("flags", "message"),
     [
         (["1 2 0 29875", "2 2 1 29875"], "but the machines that have met run 3: give all of them"),
-        (["1 2 0 29876", "1 3 1 29876"], "machines were started with --num-machines "),
+        (["1 3 1 29876", "1 2 0 29876"], "machines were started with --num-machines "),
         (["1 3 0 29877", "1 3 1 29877", "1 3 1 29877"], "two machines have --machine-rank 1: give"),
     ],
 )

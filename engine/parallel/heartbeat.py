@@ -92,7 +92,9 @@ class Heartbeat:
 
     def _beat(self, store: dist.Store) -> None:
         mine = str(self._machine)
-        first = store.compare_set("num_machines", "", self._num_machines).decode()
+        if self._machine == 0:
+            store.set("num_machines", self._num_machines)
+        first = store.get("num_machines").decode()
         if first != self._num_machines:
             numbers = f"--num-machines {first} and --num-machines {self._num_machines}"
             self.contradiction = f"machines were started with {numbers}: give all the same"

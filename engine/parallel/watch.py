@@ -57,6 +57,13 @@ class Watch:
 
     def wait(self) -> list[Any]:
         """What each rank has returned, when all have."""
+        try:
+            return self._wait()
+        finally:
+            if not self.agent.done():
+                self._end_all()
+
+    def _wait(self) -> list[Any]:
         while not self._is_agent_done() and time.monotonic() < self.deadline:
             pids = list(self.job.pids().values())
             if pids != self.pids:
@@ -93,7 +100,7 @@ class Watch:
         if kind == FlagError.__name__ and self.job.num_machines > 1:
             self.heartbeat.contradiction = found
         if self.heartbeat.contradiction:
-            send(signal.SIGKILL, self.pids)
+            self._end_all()
             # Python aborts if it ends while a thread is in torch.
             futures.wait([self.agent], timeout=LAST_WORDS)
             if self.job.machine_rank == 0:
@@ -170,6 +177,13 @@ class Watch:
             if is_done and self.heartbeat.hears_others():  # they may save; the agent waits for them
                 patience = LONGEST_SAVE
             self.deadline = min(self.deadline, now + patience)
+
+    def _end_all(self) -> None:
+        """End the processes, also those that have not begun and those that the agent may yet start:
+        at its end Python would wait for them."""
+        if self.job.stop_code is None:
+            self.job.stop_with(1)
+        send(signal.SIGKILL, spawned_pids() - self.strangers)
 
     def _kill(self, pids: Iterable[int]) -> None:
         """Kill processes of a run that is asked to stop, if there are any: no failure of theirs."""

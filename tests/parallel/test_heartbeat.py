@@ -66,7 +66,8 @@ def test_a_machine_that_has_left_is_not_missed(store, machine):
 
 
 def test_the_other_machines_miss_machine_0(store):
-    with Heartbeat("127.0.0.1", store.port, 1, 2, LIMIT) as heartbeat:
+    first = Heartbeat("127.0.0.1", store.port, 0, 2, LIMIT)
+    with first, Heartbeat("127.0.0.1", store.port, 1, 2, LIMIT) as heartbeat:
         wait_until(lambda: heartbeat.hears(0))
         assert heartbeat.take_silent() is None
     time.sleep(1.1 * LIMIT)  # nobody answers: this one no longer asks
@@ -74,11 +75,12 @@ def test_the_other_machines_miss_machine_0(store):
 
 
 def test_a_machine_agrees_with_the_first_one_on_their_number_or_hears_of_it(store):
-    with Heartbeat("127.0.0.1", store.port, 0, 2, LIMIT) as first:
-        wait_until(first.has_agreed.is_set)
-        with Heartbeat("127.0.0.1", store.port, 2, 3, LIMIT) as other:
-            wait_until(lambda: other.contradiction)
-            assert not other.has_agreed.is_set()
+    with Heartbeat("127.0.0.1", store.port, 2, 3, LIMIT) as other:  # it is there before
+        time.sleep(0.5)
+        with Heartbeat("127.0.0.1", store.port, 0, 2, LIMIT) as first:
+            wait_until(lambda: first.has_agreed.is_set() and other.contradiction)
+            wait_until(lambda: first.contradiction == other.contradiction)
+        assert not other.has_agreed.is_set()
 
 
 if __name__ == "__main__":

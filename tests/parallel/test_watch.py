@@ -10,6 +10,7 @@ import pytest
 from engine.parallel.children import PATIENCE
 from engine.parallel.heartbeat import Heartbeat
 from engine.parallel.job import Exit
+from engine.parallel.network import FlagError
 from engine.parallel.watch import LaunchError, Watch
 
 
@@ -50,6 +51,17 @@ def test_who_waits_for_the_others_of_a_run_that_stops_is_ended(job, sleepers):
     job.stop_with(143)
     assert watch(job).wait() == [Exit(143)]
     assert [process.exitcode for process in sleepers] == [-signal.SIGKILL] * 2
+
+
+@pytest.mark.slow
+def test_who_has_not_begun_is_ended_too_when_machines_contradict_each_other(job, sleepers):
+    job.started(1).unlink()
+    watching = watch(job)
+    watching.heartbeat.contradiction = "machines were started with other flags"
+    with pytest.raises(FlagError, match="machines were started with other flags"):
+        watching.wait()
+    assert [process.exitcode for process in sleepers] == [-signal.SIGKILL] * 2
+    assert job.stop_code == 1  # for those that the agent starts yet
 
 
 @pytest.mark.slow
