@@ -16,11 +16,13 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from engine.hooks.stopping import REQUEUE_EXIT_CODE, STARTED_AT, process_age
 from engine.mistakes import MISTAKES
 from engine.parallel import comm
 from engine.parallel.children import (
+    LONGEST_SAVE,
     call_later,
     end_in_time,
     end_with_parent,
@@ -114,6 +116,9 @@ def run_processes(job: Job) -> list[Any]:
                     raise LaunchError(f"{what}: {type(error).__name__}: {error}") from error
                 logger.warning("Machine 0 at %s is gone; waiting for it", job.host)
                 reports.clear()  # a new agent counts from the beginning
+            finally:
+                if job.are_done():  # others may still save
+                    heartbeat.patience = LONGEST_SAVE
 
 
 def _start_agent(job: Job, logs: "LogsSpecs", heartbeat: Heartbeat) -> Agent:
@@ -181,6 +186,8 @@ def _run_process(job: Job) -> Any:
         keep_end_to_itself()
         tell_of_leaving(job.left(local_rank))
         end_with_parent()
+        # On Linux torch has SIGINT sent when the launcher is killed, as if to stop the whole run.
+        _prctl_pr_set_pdeathsig(signal.SIGKILL)
         _handle_signals(_exit)
         _join_group(job)
         job.joined(local_rank).touch()

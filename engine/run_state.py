@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LONGEST_END = 3600.0  # seconds that ranks wait for what one of them does last, as rank 0's save
 _SAVED_KEYS = ("storage", "random_states", "data_states", "left_at", "stopped", "finished")
 
 
@@ -203,6 +204,12 @@ class RunState:
             state = self._now()
             self._before_evaluation = state if self._is_alone() else {}
             self._state_to_save = state if self._trainer.requeue else {}
+
+    def wait_for_other_ranks(self) -> None:
+        """Return when all ranks have ended the run: what rank 0 saves is then there for all. And
+        should it die in that, the others have not left yet, and are restarted with it."""
+        if not comm.do_all_come(LONGEST_END):
+            raise RuntimeError("another rank has not come to the end of the run: its log says why")
 
     def begin_evaluation(self) -> None:
         if self._trainer._is_training and self._is_alone():

@@ -62,6 +62,8 @@ class SimpleTrainer(TrainerBase):
     async_write_metrics = False
     accumulate = 1
     clip_gradients: Callable[[torch.optim.Optimizer], torch.Tensor] | None = None
+    _data_loader: Iterable[Any] = ()
+    _batches_per_epoch: int | None = None
     _data_loader_iter_obj: Iterator[Any] | None = None
     _backward_start = 0.0
     _backward_end = 0.0  # of the step before; 0 before the first
@@ -172,7 +174,8 @@ class SimpleTrainer(TrainerBase):
         self._backward_end = 0.0
         self.start_data_at(iteration)
         has_place = any(hasattr(self.data_loader, one) for one in ("start_at", "load_state_dict"))
-        if iteration > 0 and not has_place and self._data_loader_iter_obj is None:
+        is_given = self.data_loader is not SimpleTrainer._data_loader
+        if iteration > 0 and is_given and not has_place and self._data_loader_iter_obj is None:
             logger.warning(
                 "The data loader (%s) has no start_at(iteration): its data begin anew",
                 type(self.data_loader).__name__,

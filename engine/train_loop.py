@@ -80,10 +80,13 @@ class TrainerBase:
             except BaseException as error:  # KeyboardInterrupt and SystemExit too
                 self._end_failed_run(error)
                 raise
+            are_joint = self._steps_are_joint
             try:
                 self.after_train()
             finally:
                 self._is_training = False
+            if are_joint:
+                self._run_state.wait_for_other_ranks()
 
     def run_step(self) -> None:
         """Do one step."""

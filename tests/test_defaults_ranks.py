@@ -26,15 +26,24 @@ def train(folder: Path, *options: str) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
 
-def work(rank: int, folder: Path) -> list[dict]:
+def work(rank: int, folder: Path) -> tuple[list[dict], bool]:
+    """The lines, and whether the run's last checkpoint was there when this rank had trained."""
     os.environ["LOCAL_RANK"] = str(rank)
-    return train(folder / "together")
+    have_trained = DefaultTrainer.train
+    is_saved = []
+
+    def train_and_look(trainer: DefaultTrainer) -> None:
+        have_trained(trainer)
+        is_saved.append((folder / "together" / "model_final.pth").exists())
+
+    DefaultTrainer.train = train_and_look
+    return train(folder / "together"), is_saved == [True]
 
 
 @pytest.fixture(scope="module")
 def curves(folder, processes):
     """The metrics of one process and of two that share its batches."""
-    return train(folder / "alone"), processes[0]
+    return train(folder / "alone"), processes[0][0]
 
 
 def test_two_processes_have_the_loss_curve_of_one(curves):
@@ -52,6 +61,10 @@ def test_their_evaluations_are_the_same(curves):
         assert bool(results) == (alone["iteration"] in (24, 49, 60))
         for name in results:
             assert together[name] == pytest.approx(alone[name], rel=1e-5)
+
+
+def test_what_rank_0_saves_last_is_there_for_all(processes):
+    assert [is_there for _, is_there in processes] == [True, True]
 
 
 def train_until(stop_at: int, folder: Path) -> None:

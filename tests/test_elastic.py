@@ -236,6 +236,27 @@ def stay() -> None:
     time.sleep(25)
 
 
+def meet_for_ever() -> None:
+    print("called", flush=True)
+    while True:
+        comm.synchronize()
+
+
+def die_at_the_end_of_a_run() -> str:
+    """Once, on rank 0, as in its last save: the others have nothing more to do."""
+    is_first = not was_restarted()
+
+    def after_train(trainer: TrainerBase) -> None:
+        if is_first and comm.is_main_process():
+            time.sleep(3)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer = Steps()
+    trainer.register_hooks([hooks.CallbackHook(after_train=after_train)])
+    trainer.train(0, 3)
+    return "at first" if is_first else "restarted"
+
+
 def stop_with_a_slow_rank_0() -> None:
     """Rank 0 takes what others have sent when they have long come to the end of the program."""
 
@@ -549,6 +570,28 @@ def test_a_machine_that_has_stopped_waits_for_one_that_still_saves(last):
 
 
 @pytest.mark.slow
+def test_a_rank_that_dies_in_the_last_save_is_restarted_with_those_of_other_machines():
+    machines = [start(f"machine_that_restarts die_at_the_end_of_a_run {n}") for n in (0, 1)]
+    for machine in machines:
+        output, errors = machine.communicate(timeout=60)
+        assert (machine.returncode, output) == (0, "restarted\n"), errors
+
+
+@pytest.mark.slow
+def test_a_machine_that_waits_for_a_dead_one_stops_at_once():
+    machines = [start(f"machine_that_restarts meet_for_ever {number}") for number in (0, 1)]
+    for machine in machines:
+        wait_for_calls(machine, 1)
+    machines[1].kill()
+    machines[1].communicate()
+    time.sleep(4)
+    machines[0].terminate()
+    _, errors = machines[0].communicate(timeout=20)
+    assert "Restart 1 of 1" in errors
+    assert machines[0].returncode == REQUEUE_EXIT_CODE, errors
+
+
+@pytest.mark.slow
 def test_a_second_signal_ends_a_machine_that_has_stopped_and_waits_for_others():
     machines = [start(f"machine_saves {machine} 1") for machine in (0, 1)]
     wait_for_calls(machines[0], 1)
@@ -695,6 +738,10 @@ def main(name: str) -> None:
     elif name.startswith("machine_that_stays "):
         num_machines, machine = map(int, name.split()[1:])
         launch(stay, 1, num_machines, machine, "127.0.0.1:29879")
+    elif name.startswith("machine_that_restarts "):
+        _, function, machine = name.split()
+        address = "127.0.0.1:29883"
+        print(launch(globals()[function], 1, 2, int(machine), address, max_restarts=1))
     elif name.startswith("machine_saves "):
         machine, last = map(int, name.split()[1:])
         launch(save_on_one_machine, 1, 2, machine, "127.0.0.1:29881", args=(last,))

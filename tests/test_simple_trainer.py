@@ -497,6 +497,23 @@ def test_a_subclass_may_have_a_constructor_of_its_own(model, batches):
     assert trainer.storage.latest()["total_loss"][1] == 2
 
 
+def test_a_subclass_with_its_own_step_needs_no_data_loader(log):
+    """As the trainers of GANs and teachers that are written for detectron2."""
+
+    class Own(SimpleTrainer):
+        def __init__(self):
+            TrainerBase.__init__(self)
+            self.batches = iter(range(100))
+
+        def run_step(self):
+            self.storage.put_scalar("batch", next(self.batches))
+
+    trainer = Own()
+    trainer.train(5, 8)
+    assert trainer.storage.latest()["batch"] == (2.0, 7)
+    assert "begin anew" not in log.text
+
+
 def test_metrics_may_be_written_in_the_trainers_thread(model, batches):
     """As detectron2 does, and trainers for it."""
 

@@ -36,7 +36,7 @@ from engine.checkpoint.folder import (
     rename_folder,
     temporary_name,
 )
-from engine.checkpoint.last_checkpoint import NUMBERED, begin_run, has_begun_anew, tag_last
+from engine.checkpoint.last_checkpoint import FINAL, NUMBERED, begin_run, has_begun_anew, tag_last
 from engine.checkpoint.manifest import Manifest
 from engine.checkpoint.matching import (
     WRAPPER,
@@ -230,9 +230,11 @@ class Checkpointer(FvcoreCheckpointer):
 
     def get_checkpoint_file(self) -> str:
         try:
-            return super().get_checkpoint_file()
+            path = super().get_checkpoint_file()
         except UnicodeDecodeError:
-            return ""  # a damaged name is none: the newest checkpoint is taken
+            path = ""
+        # A damaged name is none, nor one that was cut to nothing: the newest checkpoint is taken.
+        return "" if path and os.path.relpath(path, self.save_dir) == "." else path
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         tag_last(self.save_dir, last_filename_basename)
@@ -314,21 +316,29 @@ class Checkpointer(FvcoreCheckpointer):
             raise
 
     def _newest_first(self) -> list[str]:
-        """The tagged checkpoint, then the periodic ones: first its own run's, by iteration. Names
-        in `save_dir`, which other machines may have elsewhere."""
+        """The tagged checkpoint, then the periodic and final ones: first its own run's, by
+        iteration. Names in `save_dir`, which other machines may have elsewhere."""
         if not os.path.isdir(self.save_dir) or has_begun_anew(self.save_dir):
             return []
-        runs = {name: record.get("run") for name, record in self._manifest.records().items()}
+        records = self._manifest.records()
+        runs = {name: record.get("run") for name, record in records.items()}
         tagged = self.get_checkpoint_file() if self.has_checkpoint() else ""
         tagged = tagged and os.path.relpath(tagged, self.save_dir)
         run = runs.get(os.path.basename(tagged))
-        numbered = [
+        saved = [
+            (runs[name] == run, record["iteration"], name)
+            for name, record in records.items()
+            if FINAL.fullmatch(name)
+            and isinstance(record.get("iteration"), int)
+            and os.path.exists(self._manifest.locate(name))
+        ]
+        saved += [
             (runs.get(name) == run, int(match[1]), name)
             for name in os.listdir(self.save_dir)
             if (match := NUMBERED.fullmatch(name))
             and (match[2] or name in runs or is_listed(os.path.join(self.save_dir, name)))
         ]
-        names = [name for *_, name in sorted(numbered, reverse=True)]
+        names = [name for *_, name in sorted(saved, reverse=True)]
         return list(dict.fromkeys([tagged, *names] if tagged else names))
 
     def _go_on_with_run_of(self, path: str) -> None:

@@ -6,6 +6,7 @@ import re
 from engine.utils.files import atomic_write
 
 NUMBERED = re.compile(r".*_(\d{7,})(\.pth)?")
+FINAL = re.compile(r".+_final(\.pth)?")
 _NONE_YET = "(none yet)"  # until a run that has begun there saves
 
 
@@ -29,7 +30,9 @@ def begin_run(folder: str) -> bool:
 def has_checkpoints(folder: str) -> bool:
     """Whether a run has saved something in the folder."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    return "last_checkpoint" in names or any(map(NUMBERED.fullmatch, names))
+    return "last_checkpoint" in names or any(
+        NUMBERED.fullmatch(name) or FINAL.fullmatch(name) for name in names
+    )
 
 
 def has_begun_anew(folder: str) -> bool:

@@ -8,15 +8,13 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from engine.parallel.children import LONGEST_SAVE
-
 
 class Heartbeat:
     """Says which machine has not been heard of for `limit` seconds; for use in a `with`.
 
     Each machine writes into a store on machine 0, which looks for changes; for the others it is
-    enough that the store answers. A dead link keeps a thread waiting, and nobody else. Where all is
-    well, machine 0 keeps the store until the others have left, or for as long as a save may take.
+    enough that the store answers. A dead link keeps a thread waiting, and nobody else. Machine 0
+    keeps the store until the others have left, or for `patience` seconds.
     """
 
     def __init__(self, host: str, port: int, machine: int, num_machines: int, limit: float) -> None:
@@ -24,6 +22,7 @@ class Heartbeat:
         self.contradiction = ""  # of machines' flags: set it, and all hear of it
         self.has_agreed = threading.Event()  # with the first machine, on their number
         self.have_met = False  # all ranks: set it, and nobody ends for a machine that comes later
+        self.patience = 0.0  # at the end
         self._address = host, port
         self._machine = machine
         self._num_machines = str(num_machines)
@@ -31,7 +30,6 @@ class Heartbeat:
         self._values: dict[int, bytes] = {}
         self._heard: dict[int, float] = {}  # when, of machines that are there
         self._left: dict[int, float] = {}  # when that was seen, of machines that have said so
-        self._patience = 0.0  # seconds for the others, at the end
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -45,10 +43,10 @@ class Heartbeat:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._machine == 0 and kind is None:
-            self._patience = LONGEST_SAVE
+        if self._machine > 0 or kind is not None:
+            self.patience = 0.0
         self._is_ending.set()
-        self._thread.join(timeout=self._patience + 2)  # to say goodbye, if there is somebody
+        self._thread.join(timeout=self.patience + 2)  # to say goodbye, if there is somebody
 
     def hears(self, machine: int) -> bool:
         """Whether a machine has been heard of, and is not given up."""
@@ -114,7 +112,7 @@ class Heartbeat:
                 return store.set(mine, "left")
 
     def _wait_for_others(self, store: dist.Store) -> None:
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self.patience
         while self.hears_others() and time.monotonic() < deadline:
             time.sleep(0.1)
             for machine in self._watched:

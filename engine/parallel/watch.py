@@ -50,10 +50,12 @@ class Watch:
         self.pids: list[int] = []  # of the processes that have begun
         self.began = 0.0  # when the last of them did
         self.lost: int | None = None  # a machine that is silent
+        self.failed: set[int] = set()  # pids
         self.has_killed = False  # what did not end by itself when the run was asked to stop
         # When to go on without the agent; to kill who has not met the others of a run that is
         # asked to stop; and who is done with it.
         self.deadline = self.stop_deadline = self.done_deadline = math.inf
+        self.stuck_deadline = math.inf  # when the agent has had its time to see that all are gone
 
     def wait(self) -> list[Any]:
         """What each rank has returned, when all have."""
@@ -73,6 +75,7 @@ class Watch:
             self._give_up_silent_machine()
             self._end_peers_of_failed()
             self._end_peers_of_silent()
+            self._leave_stuck_agent()
             if self.job.stop_code is not None:
                 self._see_to_stop()
         self._refuse_other_machines()  # the agent may have been quicker
@@ -134,6 +137,7 @@ class Watch:
         spawned = spawned_pids() - self.strangers  # also those that have not begun
         ends.watch(spawned)
         failed = ends.take_failed()
+        self.failed |= failed
         # One that never began may be none of the ranks: then these are all there.
         has_begun = not failed.isdisjoint(job.pids().values())
         is_rank = has_begun or sum(map(is_running, spawned)) < job.num_processes
@@ -156,6 +160,19 @@ class Watch:
         if not any(map(is_running, others)):
             raise LaunchError(job.find_mistake())
         send(signal.SIGKILL, others)  # that is a failure for torch too
+
+    def _leave_stuck_agent(self) -> None:
+        """Leave torch's agent where a process was killed when all had returned: now and then it
+        waits for ever to tell that one that it may go."""
+        job, pids = self.job, self.job.pids()
+        if not (job.are_done() and self.failed.intersection(pids.values())):
+            self.stuck_deadline = math.inf
+        elif not any(map(is_running, pids.values())):
+            self.stuck_deadline = min(self.stuck_deadline, time.monotonic() + PATIENCE)
+        if time.monotonic() > self.stuck_deadline:
+            local = next(local for local, pid in pids.items() if pid in self.failed)
+            rank = job.machine_rank * job.num_processes + local
+            raise LaunchError(f"Rank {rank} was killed when all had come to the end of the program")
 
     def _see_to_stop(self) -> None:
         """Have a run that is asked to stop do so in time, but for ranks that still save."""

@@ -315,6 +315,34 @@ def test_a_run_is_resumed_whatever_became_of_its_tag(tmp_path, log, tag):
     assert Checkpointer(nn.Linear(2, 2), tmp_path).resume_or_load("")["iteration"] == 29
 
 
+@pytest.mark.parametrize("tag", [None, "", "model_0000099.pth"])
+def test_the_checkpoint_of_a_finished_run_is_resumed_from_whatever_became_of_its_tag(tmp_path, tag):
+    Checkpointer(nn.Linear(2, 2), tmp_path).save("model_final", iteration=29)
+    Checkpointer(nn.Linear(2, 2), tmp_path).save("model_best", tag_as_last=False, iteration=39)
+    if tag is None:
+        (tmp_path / "last_checkpoint").unlink()
+    else:
+        (tmp_path / "last_checkpoint").write_text(tag)
+    assert Checkpointer(nn.Linear(2, 2), tmp_path).resume_or_load("")["iteration"] == 29
+
+
+def test_the_end_of_a_run_that_was_trained_further_is_used_where_all_after_it_is_damaged(tmp_path):
+    model = nn.Linear(2, 2)
+    checkpointer = Checkpointer(model, tmp_path)
+    for name, iteration in (("model_0000009", 9), ("model_final", 14), ("model_0000019", 19)):
+        checkpointer.save(name, iteration=iteration)
+    damage(tmp_path / "model_0000019.pth", "half")
+    assert Checkpointer(model, tmp_path).resume_or_load("")["iteration"] == 14
+
+
+def test_a_run_that_begins_anew_does_not_go_on_from_the_end_of_another(tmp_path, log):
+    Checkpointer(nn.Linear(2, 2), tmp_path).save("model_final", iteration=29)
+    (tmp_path / "last_checkpoint").unlink()
+    Checkpointer(nn.Linear(2, 2), tmp_path).begin_run()
+    assert "has checkpoints of an earlier run" in log.text
+    assert Checkpointer(nn.Linear(2, 2), tmp_path).resume_or_load("") == {}
+
+
 def test_a_half_written_temporary_is_not_resumed_from(tmp_path):
     paths = save_three(tmp_path)
     (tmp_path / "model_0000039.pth.1a2b3c4d.tmp").write_bytes(paths[0].read_bytes())

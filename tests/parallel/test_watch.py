@@ -78,6 +78,20 @@ def test_peers_of_a_rank_that_was_killed_are_ended_before_their_patience_is(job,
 
 
 @pytest.mark.slow
+def test_an_agent_that_waits_for_a_rank_killed_at_its_very_end_is_left(job, sleepers):
+    """torch's does so now and then: it waits for the process to hear that all are done."""
+    for local_rank in (0, 1):
+        job.returned(local_rank).touch()
+    with ThreadPoolExecutor() as pool:
+        end = pool.submit(watch(job).wait)
+        time.sleep(1)
+        for process in sleepers:
+            process.kill()
+        with pytest.raises(LaunchError, match="was killed when all had come to the end"):
+            end.result(timeout=30)
+
+
+@pytest.mark.slow
 def test_a_rank_that_left_without_a_word_is_named(job, sleepers):
     job.left(1).touch()
     sleepers[0].kill()
