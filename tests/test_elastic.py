@@ -695,7 +695,9 @@ def test_a_signal_ends_processes_that_import_for_long_without_a_word(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=25)
     assert process.returncode == 128 + signal.SIGTERM
-    assert errors == "SIGTERM: SIGUSR1 to the processes\n"
+    # The other process may wait for this one, and torch then tells that it is interrupted.
+    assert errors.startswith("SIGTERM: SIGUSR1 to the processes\n")
+    assert "Traceback" not in errors
 
 
 @pytest.mark.slow
