@@ -242,6 +242,12 @@ def meet_for_ever() -> None:
         comm.synchronize()
 
 
+def die_when_the_other_is_done() -> None:
+    if comm.is_main_process():
+        time.sleep(8)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def die_at_the_end_of_a_run() -> str:
     """Once, on rank 0, as in its last save: the others have nothing more to do."""
     is_first = not was_restarted()
@@ -575,6 +581,16 @@ def test_a_rank_that_dies_in_the_last_save_is_restarted_with_those_of_other_mach
     for machine in machines:
         output, errors = machine.communicate(timeout=60)
         assert (machine.returncode, output) == (0, "restarted\n"), errors
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_when_another_machine_is_done_ends_its_own():
+    function = "die_when_the_other_is_done"
+    machines = [start(f"machine_that_restarts {function} {number}") for number in (0, 1)]
+    errors = [machine.communicate(timeout=60)[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [1, 0]
+    assert "Rank 0 was killed by SIGKILL" in errors[0]
+    assert "Machine 1 has come to the end of its program" in errors[0]
 
 
 @pytest.mark.slow

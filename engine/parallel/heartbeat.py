@@ -23,6 +23,8 @@ class Heartbeat:
         self.has_agreed = threading.Event()  # with the first machine, on their number
         self.have_met = False  # all ranks: set it, and nobody ends for a machine that comes later
         self.patience = 0.0  # at the end
+        self.is_done = False  # this machine, with its program: set it
+        self.done: int | None = None  # another machine that is
         self._address = host, port
         self._machine = machine
         self._num_machines = str(num_machines)
@@ -98,8 +100,14 @@ class Heartbeat:
             self.contradiction = f"machines were started with {numbers}: give all the same"
         else:
             self.has_agreed.set()
+        has_told = False
         while True:
             self._share_contradiction(store)
+            if self.is_done is not has_told:
+                store.set("done", mine if self.is_done else "")
+                has_told = self.is_done
+            done = store.get("done").decode() if store.check(["done"]) else ""
+            self.done = int(done) if done not in ("", mine) else None
             store.set(mine, str(time.time_ns()))
             store.get(mine)  # an answer
             if self._machine > 0:

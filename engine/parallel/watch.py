@@ -55,6 +55,7 @@ class Watch:
         # When to go on without the agent; to kill who has not met the others of a run that is
         # asked to stop; and who is done with it.
         self.deadline = self.stop_deadline = self.done_deadline = math.inf
+        self.alone_deadline = math.inf  # when to go on without machines that are done
         self.stuck_deadline = math.inf  # when the agent has had its time to see that all are gone
 
     def wait(self) -> list[Any]:
@@ -76,6 +77,7 @@ class Watch:
             self._end_peers_of_failed()
             self._end_peers_of_silent()
             self._leave_stuck_agent()
+            self._end_left_behind()
             if self.job.stop_code is not None:
                 self._see_to_stop()
         self._refuse_other_machines()  # the agent may have been quicker
@@ -173,6 +175,22 @@ class Watch:
             local = next(local for local, pid in pids.items() if pid in self.failed)
             rank = job.machine_rank * job.num_processes + local
             raise LaunchError(f"Rank {rank} was killed when all had come to the end of the program")
+
+    def _end_left_behind(self) -> None:
+        """End where processes are to start, or to start again, with those of a machine that is done
+        with its program: torch's agent there takes no part in it."""
+        done, self.heartbeat.is_done = self.heartbeat.done, self.job.are_done()
+        waits = not any(map(is_running, spawned_pids() - self.strangers))
+        is_stopped = self.job.stop_code is not None
+        if done is None or is_stopped or self.heartbeat.is_done or not waits:
+            self.alone_deadline = math.inf
+            return
+        self.alone_deadline = min(self.alone_deadline, time.monotonic() + PATIENCE)
+        if time.monotonic() > self.alone_deadline:
+            raise LaunchError(
+                f"Machine {done} has come to the end of its program: what has died on this one "
+                "cannot be restarted with it. Start the run again on all machines"
+            )
 
     def _see_to_stop(self) -> None:
         """Have a run that is asked to stop do so in time, but for ranks that still save."""
