@@ -166,14 +166,14 @@ class Watch:
     def _leave_stuck_agent(self) -> None:
         """Leave torch's agent where a process was killed when all had returned: now and then it
         waits for ever to tell that one that it may go."""
-        job, pids = self.job, self.job.pids()
-        if not (job.are_done() and self.failed.intersection(pids.values())):
+        failed = self.failed.intersection(self.pids)
+        if not (failed and self.job.are_done()) or any(map(is_running, self.pids)):
             self.stuck_deadline = math.inf
-        elif not any(map(is_running, pids.values())):
-            self.stuck_deadline = min(self.stuck_deadline, time.monotonic() + PATIENCE)
+            return
+        self.stuck_deadline = min(self.stuck_deadline, time.monotonic() + PATIENCE)
         if time.monotonic() > self.stuck_deadline:
-            local = next(local for local, pid in pids.items() if pid in self.failed)
-            rank = job.machine_rank * job.num_processes + local
+            local = next(local for local, pid in self.job.pids().items() if pid in failed)
+            rank = self.job.machine_rank * self.job.num_processes + local
             raise LaunchError(f"Rank {rank} was killed when all had come to the end of the program")
 
     def _end_left_behind(self) -> None:
