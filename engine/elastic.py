@@ -76,7 +76,7 @@ def run_processes(job: Job) -> list[Any]:
 
     # Sooner than waiting for it fails: that would not say which machine it is.
     silence = min(job.timeout * 0.75, LONGEST_SILENCE).total_seconds()
-    heartbeat = Heartbeat(job.host, job.port, job.machine_rank, job.num_machines, silence)
+    heartbeat = Heartbeat(job.host, job.port, job.machine_rank, job.flags, silence)
     meetings, strangers = 1 + job.max_restarts, spawned_pids()
     logs = DefaultLogsSpecs(job.folder)  # one: processes find in it what those before them noted
     with ExitStack() as stack:
@@ -262,7 +262,6 @@ def _join_group(job: Job) -> None:
     # torch numbers machines in the order of their addresses; we as the user has.
     rank = job.machine_rank * job.num_processes + local_rank
     world_size = job.num_machines * job.num_processes
-    job.check_size(int(os.environ["WORLD_SIZE"]))
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),

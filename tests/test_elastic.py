@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -440,8 +441,11 @@ def test_a_machine_that_cannot_begin_is_not_waited_for():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["1 2 0 29875", "2 2 1 29875"], "but the machines that have met run 3: give all of them"),
-        (["1 3 1 29876", "1 2 0 29876"], "machines were started with --num-machines "),
+        (
+            ["1 2 0 29875", "2 2 1 29875 3"],
+            "with --num-gpus 1 --max-restarts 0 and --num-gpus 2 --max-restarts 3: give all the",
+        ),
+        (["1 3 1 29876", "1 2 0 29876"], "--num-machines 2 and --num-machines 3: give all the"),
         (["1 3 0 29877", "1 3 1 29877", "1 3 1 29877"], "two machines have --machine-rank 1: give"),
     ],
 )
@@ -717,6 +721,17 @@ def test_a_signal_ends_processes_that_import_for_long_without_a_word(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_signal_stops_a_run_where_the_disk_is_full(small_disk):
+    process = start("wait_for_signal", TMPDIR=str(small_disk))
+    wait_for_calls(process, 2)
+    Path(small_disk, "others").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=25)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("is_in_function", [False, True], ids=["in imports", "before training"])
 def test_a_signal_to_a_run_that_is_started_again_leaves_it_to_be_resumed(tmp_path, is_in_function):
     process = start("wait_for_signal", TMPDIR=str(tmp_path))
@@ -750,9 +765,10 @@ def main(name: str) -> None:
         print("waiting", flush=True)
         launch(wait_for_signal, 1, 2, 0, "127.0.0.1:29871", args=(False,))
     elif name.startswith("machine_with "):
-        num_gpus, num_machines, machine, port = map(int, name.split()[1:])
+        num_gpus, num_machines, machine, port, *restarts = map(int, name.split()[1:])
         address = f"{['127.0.0.1', 'localhost'][machine % 2]}:{port}"
-        launch(comm.synchronize, num_gpus, num_machines, machine, address)
+        restarts = sum(restarts)
+        launch(comm.synchronize, num_gpus, num_machines, machine, address, max_restarts=restarts)
     elif name.startswith("machine_that_stays "):
         num_machines, machine = map(int, name.split()[1:])
         launch(stay, 1, num_machines, machine, "127.0.0.1:29879")

@@ -1,8 +1,10 @@
 """Notice that another machine has fallen silent, also while everybody waits for it."""
 
+import json
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
 
@@ -15,20 +17,24 @@ class Heartbeat:
     Each machine writes into a store on machine 0, which looks for changes; for the others it is
     enough that the store answers. A dead link keeps a thread waiting, and nobody else. Machine 0
     keeps the store until the others have left, or for `patience` seconds.
+
+    `flags` are those that all machines must have been started with alike.
     """
 
-    def __init__(self, host: str, port: int, machine: int, num_machines: int, limit: float) -> None:
+    def __init__(
+        self, host: str, port: int, machine: int, flags: Mapping[str, int], limit: float
+    ) -> None:
         self.limit = limit
         self.contradiction = ""  # of machines' flags: set it, and all hear of it
-        self.has_agreed = threading.Event()  # with the first machine, on their number
+        self.has_agreed = threading.Event()  # with the first machine, on the flags
         self.have_met = False  # all ranks: set it, and nobody ends for a machine that comes later
         self.patience = 0.0  # at the end
         self.is_done = False  # this machine, with its program: set it
         self.done: int | None = None  # another machine that is
         self._address = host, port
         self._machine = machine
-        self._num_machines = str(num_machines)
-        self._watched = range(1, num_machines) if machine == 0 else range(0)
+        self._flags = flags
+        self._watched = range(1, flags["--num-machines"]) if machine == 0 else range(0)
         self._values: dict[int, bytes] = {}
         self._heard: dict[int, float] = {}  # when, of machines that are there
         self._left: dict[int, float] = {}  # when that was seen, of machines that have said so
@@ -93,11 +99,12 @@ class Heartbeat:
     def _beat(self, store: dist.Store) -> None:
         mine = str(self._machine)
         if self._machine == 0:
-            store.set("num_machines", self._num_machines)
-        first = store.get("num_machines").decode()
-        if first != self._num_machines:
-            numbers = f"--num-machines {first} and --num-machines {self._num_machines}"
-            self.contradiction = f"machines were started with {numbers}: give all the same"
+            store.set("flags", json.dumps(self._flags))
+        first, own = json.loads(store.get("flags")), self._flags
+        if differ := [flag for flag in own if own[flag] != first[flag]]:
+            ways = [" ".join(f"{flag} {flags[flag]}" for flag in differ) for flags in (first, own)]
+            both = " and ".join(ways)
+            self.contradiction = f"machines were started with {both}: give all the same"
         else:
             self.has_agreed.set()
         has_told = False

@@ -43,15 +43,14 @@ class Job:
     start_method: str = field(default_factory=multiprocessing.get_start_method)
     """How they start theirs, such as data workers: as any program of the user's does."""
 
-    def check_size(self, met: int) -> None:
-        """Refuse flags that make other processes than so many, which the machines run together."""
-        size = self.num_machines * self.num_processes
-        if met != size:
-            raise FlagError(
-                f"--num-gpus {self.num_processes} --num-machines {self.num_machines} are {size} "
-                f"processes, but the machines that have met run {met}: give all of them the same "
-                "flags"
-            )
+    @property
+    def flags(self) -> dict[str, int]:
+        """What all machines have to be started with alike."""
+        return {
+            "--num-gpus": self.num_processes,
+            "--num-machines": self.num_machines,
+            "--max-restarts": self.max_restarts,
+        }
 
     def meet_others(self, store: dist.Store, rank: int) -> None:
         """Wait at the store for all ranks, and refuse that two of them have one number."""
@@ -68,8 +67,8 @@ class Job:
     @property
     def stop_code(self) -> int | None:
         """The exit code of a run that was asked to stop."""
-        file = Path(self.folder, "stop")
-        return int(file.read_text()) if file.exists() else None
+        codes = [int(file.suffix[1:]) for file in Path(self.folder).glob("stop.*")]
+        return min(codes, default=None)  # 75, that it can be resumed, is less than that of a signal
 
     def describe_progress(self, failed: int, was_killed: bool) -> str:
         """How far the ranks were when one failed: it may have waited for others that were done."""
@@ -187,6 +186,5 @@ class Job:
         return None
 
     def stop_with(self, code: int) -> None:
-        draft = Path(self.folder, f"stop_{os.getpid()}")
-        draft.write_text(str(code))
-        draft.replace(Path(self.folder, "stop"))
+        """Have all processes know that they are to stop; on a full disk too."""
+        Path(self.folder, f"stop.{code}").touch()

@@ -14,6 +14,11 @@ from engine.parallel.heartbeat import Heartbeat
 LIMIT = 1.0
 
 
+def heartbeat_of(machine, port, machines=2, restarts=0):
+    flags = {"--num-gpus": 1, "--num-machines": machines, "--max-restarts": restarts}
+    return Heartbeat("127.0.0.1", port, machine, flags, LIMIT)
+
+
 @pytest.fixture
 def store():
     """What machine 0 has from its rendezvous."""
@@ -38,7 +43,7 @@ def wait_until(condition) -> None:
 
 
 def test_a_machine_that_was_killed_is_found_silent_once(store, machine):
-    with Heartbeat("127.0.0.1", store.port, 0, 2, LIMIT) as heartbeat:
+    with heartbeat_of(0, store.port) as heartbeat:
         assert heartbeat.take_silent() is None  # not even there yet
         wait_until(lambda: heartbeat.hears(1))
         machine.kill()
@@ -47,12 +52,12 @@ def test_a_machine_that_was_killed_is_found_silent_once(store, machine):
         assert silent[-1] == 1
         assert not heartbeat.hears(1)
         assert heartbeat.take_silent() is None
-        with Heartbeat("127.0.0.1", store.port, 1, 2, LIMIT) as back:
+        with heartbeat_of(1, store.port) as back:
             wait_until(lambda: heartbeat.hears(1) and back.hears(0))
 
 
 def test_a_machine_that_has_left_is_not_missed(store, machine):
-    with Heartbeat("127.0.0.1", store.port, 0, 2, LIMIT) as heartbeat:
+    with heartbeat_of(0, store.port) as heartbeat:
         wait_until(lambda: heartbeat.hears(1))
         began = time.monotonic()
         machine.terminate()
@@ -61,29 +66,33 @@ def test_a_machine_that_has_left_is_not_missed(store, machine):
         assert heartbeat.take_silent() is None
         wait_until(lambda: heartbeat.find_left(since=began) == 1)
         assert heartbeat.find_left(since=time.monotonic()) is None
-        with Heartbeat("127.0.0.1", store.port, 1, 2, LIMIT):
+        with heartbeat_of(1, store.port):
             wait_until(lambda: heartbeat.find_left(since=began) is None)
 
 
 def test_the_other_machines_miss_machine_0(store):
-    first = Heartbeat("127.0.0.1", store.port, 0, 2, LIMIT)
-    with first, Heartbeat("127.0.0.1", store.port, 1, 2, LIMIT) as heartbeat:
+    first = heartbeat_of(0, store.port)
+    with first, heartbeat_of(1, store.port) as heartbeat:
         wait_until(lambda: heartbeat.hears(0))
         assert heartbeat.take_silent() is None
     time.sleep(1.1 * LIMIT)  # nobody answers: this one no longer asks
     assert heartbeat.take_silent() == 0
 
 
-def test_a_machine_agrees_with_the_first_one_on_their_number_or_hears_of_it(store):
-    with Heartbeat("127.0.0.1", store.port, 2, 3, LIMIT) as other:  # it is there before
+def test_a_machine_agrees_with_the_first_one_on_their_flags_or_hears_of_it(store):
+    with heartbeat_of(2, store.port, machines=3, restarts=1) as other:  # it is there before
         time.sleep(0.5)
-        with Heartbeat("127.0.0.1", store.port, 0, 2, LIMIT) as first:
+        with heartbeat_of(0, store.port) as first:
             wait_until(lambda: first.has_agreed.is_set() and other.contradiction)
             wait_until(lambda: first.contradiction == other.contradiction)
         assert not other.has_agreed.is_set()
+    assert other.contradiction == (
+        "machines were started with --num-machines 2 --max-restarts 0 and "
+        "--num-machines 3 --max-restarts 1: give all the same"
+    )
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
-    with Heartbeat("127.0.0.1", int(sys.argv[1]), 1, 2, LIMIT):
+    with heartbeat_of(1, int(sys.argv[1])):
         signal.pause()

@@ -3,9 +3,10 @@ import subprocess
 from dataclasses import replace
 
 
-def test_a_job_is_stopped_with_the_last_code_that_was_told(job):
+def test_a_job_that_is_stopped_can_be_resumed_if_one_process_says_so(job):
     assert job.stop_code is None
     job.stop_with(143)
+    assert job.stop_code == 143
     job.stop_with(75)
     assert job.stop_code == 75
 

@@ -29,7 +29,7 @@ def sleepers(job):
 
 
 def watch(job, agent=None):
-    heartbeat = Heartbeat(job.host, job.port, job.machine_rank, job.num_machines, 60.0)
+    heartbeat = Heartbeat(job.host, job.port, job.machine_rank, job.flags, 60.0)
     return Watch(job, agent or Future(), heartbeat, strangers=set())
 
 
