@@ -25,9 +25,9 @@ class EMAHook(HookBase):
     From the weights after `start` (500 iterations, "2 epoch") on, the average is
     `decay * average + (1 - decay) * weights` every `period`; until then it is the weights. Buffers
     are the model's own, or with `buffers` the floating-point ones are averaged too, but for masks
-    of -inf. The average is kept in float32 at least: in a lower precision it would hardly move.
-    `model` is the trainer's unless given. The weights that train are never touched but during an
-    evaluation, which needs memory for a copy of them.
+    of -inf and those that only a forward pass makes. The average is kept in float32 at least: in a
+    lower precision it would hardly move. `model` is the trainer's unless given. The weights that
+    train are never touched but during an evaluation, which needs memory for a copy of them.
     """
 
     priority = Priority.ABOVE_NORMAL  # evaluations and checkpoints of a step find it averaged
@@ -126,7 +126,7 @@ class EMAHook(HookBase):
         named = dict[str, torch.Tensor](self.model.named_parameters())
         if self._buffers:
             buffers = self.model.named_buffers()
-            named.update({name: one for name, one in buffers if name not in self._masks})
+            named.update({name: one for name, one in buffers if name in self._averaged_buffers})
         plain = self._plain_name
         return {
             plain(name): one
@@ -139,9 +139,10 @@ class EMAHook(HookBase):
         return plain_names(self.model)
 
     @cached_property
-    def _masks(self) -> set[str]:
-        """Buffers that are infinite from the start: the average of -inf and -inf would be NaN."""
-        return {name for name, one in self.model.named_buffers() if not is_finite(one)}
+    def _averaged_buffers(self) -> set[str]:
+        """Buffers that are there from the start, which those are not that a forward pass makes; but
+        for infinite ones, as the average of -inf and -inf would be NaN."""
+        return {name for name, one in self.model.named_buffers() if is_finite(one)}
 
     def _update_average(self) -> None:
         # Sharded tensors and whole ones cannot be in one call.

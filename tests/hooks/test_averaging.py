@@ -201,6 +201,31 @@ def test_a_mask_of_minus_infinity_stays_as_it_is(with_batch_norm, batches):
     assert resumed.average.keys() == ema.average.keys()
 
 
+class MakesBuffer(WithBatchNorm):
+    """The first forward pass makes a buffer, as position embeddings do with what they cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cache", None, persistent=False)
+
+    def forward(self, batch):
+        if self.cache is None:
+            self.cache = torch.ones(len(batch[0]), 1)
+        return super().forward((batch[0] * self.cache, batch[1]))
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_buffer_that_a_forward_pass_makes_stays_as_it_is(batches, start):
+    ema, seen, model = EMAHook(decay=0.5, start=start, buffers=True), [], MakesBuffer()
+    make_trainer(model, batches, ema, evaluate(model, seen)).train(0, 6)
+    assert len(seen) == 6
+    assert model.cache is not None
+    assert "norm.running_mean" in ema.average
+    resumed = EMAHook(decay=0.5, buffers=True, model=MakesBuffer())
+    resumed.load_state_dict(ema.state_dict())
+    assert_same_bits(resumed.average, ema.average)
+
+
 def test_a_sparse_buffer_stays_as_it_is(with_batch_norm, batches):
     with_batch_norm.register_buffer("adjacency", torch.eye(4).to_sparse())
     ema = EMAHook(decay=0.5, buffers=True)
