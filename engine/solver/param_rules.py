@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.config import ConfigError
 from engine.utils.suggest import did_you_mean, hint_at
@@ -139,10 +140,20 @@ def freeze_parameters(model: nn.Module, rules: Sequence[ParamRule]) -> None:
 
     Running statistics of batch norm are not parameters and go on.
     """
+    parts = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
+    replicated = {p: part.find_unused_parameters for part in parts for p in part.parameters()}
     for named in iterate_parameters(model):
         freeze = settings_from_rules(rules, named).get("freeze")
-        if freeze is not None:
-            named.parameter.requires_grad_(not freeze)
+        if freeze is None or named.parameter.requires_grad is not freeze:
+            continue
+        # It waits for gradients that do not come, and sends none of what it took for frozen.
+        if named.parameter in replicated and not (freeze and replicated[named.parameter]):
+            raise ConfigError(
+                f"SOLVER.PARAM_RULES: FREEZE is {str(freeze).lower()} for {named.name}, which is "
+                "in DistributedDataParallel already, and that has to know before: leave the "
+                "wrapping to PARALLEL, or freeze in build_model before you wrap the model"
+            )
+        named.parameter.requires_grad_(not freeze)
 
 
 def warn_about_idle_rules(model: nn.Module, rules: Iterable[ParamRule]) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.config import get_cfg
+from engine.config import ConfigError, get_cfg
 from engine.parallel.strategy import check_strategy, no_gradient_sync, prepare_model, wrap_model
 from engine.solver import build_optimizer
 
@@ -50,6 +50,10 @@ def work(rank: int, folder: Path) -> dict:
     ddp(torch.ones(1, 1) * rank).backward()
     seen["mean gradient"] = ddp.module.weight.grad.item()
     seen["by the user"] = [build_spread_by_the_user(strategy) for strategy in ("ddp", "fsdp")]
+    seen["frozen later"] = [
+        freeze_in_replicated(freeze, unused)
+        for freeze, unused in ((True, False), (False, False), (True, True))
+    ]
     messages_before = len(messages)
     wrap_model(config("PARALLEL.STRATEGY", "none"), DistributedDataParallel(nn.Linear(1, 1)))
     seen["of a strategy of its own"] = messages[messages_before:]
@@ -68,6 +72,19 @@ def build_spread_by_the_user(strategy: str) -> list[str | bool]:
     except ValueError as error:
         found.append(str(error))
     return found
+
+
+def freeze_in_replicated(freeze: bool, find_unused_parameters: bool) -> str:
+    """What a rule does to a weight of a model that the user's code has replicated."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    model[0].weight.requires_grad_(freeze)
+    replicated = DistributedDataParallel(model, find_unused_parameters=find_unused_parameters)
+    rule = {"MATCH": "0.weight", "FREEZE": freeze}
+    try:
+        build_optimizer(config("SOLVER.PARAM_RULES", [rule]), replicated)
+    except ConfigError as error:
+        return str(error)
+    return "frozen" if not model[0].weight.requires_grad else "trained"
 
 
 # --- one process -------------------------------------------------------------------------------
@@ -143,6 +160,14 @@ def test_a_model_that_the_user_has_spread_over_processes_is_left_as_it_is(proces
         assert [replicated, sharded] == [True, True]
         assert part.startswith("0 is in DistributedDataParallel or sharded already, and Sequential")
     assert "PARALLEL has no effect on it" in "".join(processes[0]["messages"])
+
+
+@pytest.mark.slow
+def test_a_rule_cannot_freeze_what_the_user_has_replicated_nor_the_other_way_round(processes):
+    frozen, trained, unused = processes[0]["frozen later"]
+    assert "FREEZE is true for 0.weight, which is in DistributedDataParallel already" in frozen
+    assert "FREEZE is false for 0.weight" in trained
+    assert unused == "frozen"
 
 
 @pytest.mark.slow
