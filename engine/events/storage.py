@@ -224,6 +224,11 @@ class EventStorage:
         self._cursors[reader] = readings.version
         return news
 
+    def expect_reader(self, reader: object) -> None:
+        """Give `reader` its cursor now. Checkpoints number those of one class as they come, and who
+        reads first may be another one in the run that goes on."""
+        self._cursor(reader)
+
     def forget_written(self, iteration: int, readers: Iterable[object]) -> bool:
         """Have scalars whose latest value is of `iteration` or later be unwritten for readers.
 

@@ -47,6 +47,7 @@ class PeriodicWriter(HookBase):
             storage.start_joining_ranks(max(comm.all_gather(max(sizes, default=0))))
         storage.expect_media_reader(self)  # for writers that look at all that waits
         for writer in self._writers:
+            storage.expect_reader(writer)
             if type(writer).write_media is not EventWriter.write_media:
                 storage.expect_media_reader(writer)
         try:

@@ -162,6 +162,28 @@ def test_a_run_that_is_to_be_continued_leaves_the_rest_to_the_run_that_goes_on(t
     assert [line["iteration"] for line in lines(path)] == [4, 9, 14]
 
 
+def test_files_of_several_periods_are_as_in_a_run_without_a_stop(tmp_path):
+    """In the run that goes on, the one of the longer period writes first."""
+
+    def put_another(trainer) -> None:
+        trainer.storage.put_scalar(f"y{trainer.iter}", trainer.iter)
+
+    def train(folder, start: int, end: int, state: dict | None = None, *hooks: HookBase) -> Steps:
+        folder.mkdir(exist_ok=True)
+        often = PeriodicWriter([JSONWriter(folder / "often.json")], period=4)
+        seldom = PeriodicWriter([JSONWriter(folder / "seldom.json")], period=10)
+        trainer = Steps(often, seldom, CallbackHook(after_step=put_another), *hooks)
+        trainer.load_state_dict(state) if state else None
+        trainer.train(start, end)
+        return trainer
+
+    stopped = train(tmp_path / "stopped", 0, 30, None, StopAfter(8, requeue=True))
+    train(tmp_path / "stopped", 9, 30, stopped.state_dict())
+    train(tmp_path / "straight", 0, 30)
+    for name in ("often.json", "seldom.json"):
+        assert lines(tmp_path / "stopped" / name) == lines(tmp_path / "straight" / name)
+
+
 def test_a_run_that_is_stopped_for_good_writes_the_rest(tmp_path):
     path = tmp_path / "metrics.json"
     Steps(PeriodicWriter([JSONWriter(path)], period=5), StopAfter(11)).train(0, 15)
