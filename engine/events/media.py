@@ -2,11 +2,12 @@
 
 import logging
 from collections import deque
+from collections.abc import MutableMapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from engine.events.scalar import refuse_part
 from engine.utils.logger import log_first_n
@@ -29,7 +30,7 @@ class MediaQueue:
         self._iteration: int | None = None  # of the last one
         self._taken_at = -1  # the iteration in which a reader has had some
         self._shown = 0  # of all, how many `all` has given
-        self._read: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # of them, by reader
+        self._read: MutableMapping[object, int] = WeakIdKeyDictionary()  # of them, by reader
 
     def put(self, entry: tuple[Any, ...], iteration: int) -> None:
         if self._read and iteration != self._iteration:

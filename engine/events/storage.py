@@ -1,14 +1,14 @@
 """EventStorage: the shared memory of a run. What is measured goes in, what is written comes out."""
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from engine.events.current import close_storage, open_storage
 from engine.events.histories import Histories
@@ -58,7 +58,7 @@ class EventStorage:
         self._listeners: dict[str, Callable[..., None]] = {}
         self._images = MediaQueue("images")
         self._samples = MediaQueue("histograms")
-        self._cursors: WeakKeyDictionary[object, Cursor] = WeakKeyDictionary()  # of readers
+        self._cursors: MutableMapping[object, Cursor] = WeakIdKeyDictionary()  # of readers
         self._saved_cursors: dict[str, dict[str, int]] = {}
         self._over_ranks: OverRanks | None = None
 

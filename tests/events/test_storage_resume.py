@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -21,6 +22,13 @@ class Reader:
 
 class OtherReader:
     """Stands for a writer of another kind."""
+
+
+@dataclass
+class SettingsReader:
+    """Stands for a writer that is a dataclass, which has no hash."""
+
+    folder: str = ""
 
 
 def resumed(storage: EventStorage, start_iter: int = 0) -> EventStorage:
@@ -45,6 +53,17 @@ def test_a_reader_gets_each_value_once_and_those_put_after_a_read_in_the_next():
     assert storage.unwritten(reader) == {0: {"late": 2.0}}
     storage.put_scalar("late", 2.0)  # the same value again is a new one
     assert storage.unwritten(reader) == {0: {"late": 2.0}}
+
+
+def test_readers_that_are_equal_each_get_everything():
+    storage, readers = EventStorage(), [SettingsReader(), SettingsReader()]
+    for reader in readers:
+        storage.expect_media_reader(reader)
+    storage.put_scalar("loss", 1.0)
+    storage.put_image("image", IMAGE)
+    for reader in readers:
+        assert storage.unwritten(reader) == {0: {"loss": 1.0}}
+        assert len(storage.unwritten_images(reader)) == 1
 
 
 def test_every_reader_gets_everything():
