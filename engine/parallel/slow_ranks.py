@@ -27,6 +27,7 @@ class SlowRanks:
         self._sums: dict[str, tuple[np.ndarray, np.ndarray, int]] = {}
         self._slow: Counter[tuple[str, int]] = Counter()  # windows, by name and rank
 
+    @np.errstate(invalid="ignore")  # times of the user's own may be NaN and infinite
     def note(self, name: str, seconds: np.ndarray) -> None:
         """Take the times of more iterations: a row for each rank, a column for each iteration."""
         sums, longest = np.add.reduce(seconds, 1), np.maximum.reduce(seconds, 1)

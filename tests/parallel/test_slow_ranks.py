@@ -32,6 +32,13 @@ def test_what_is_not_much_slower_is_not_named(caplog, milliseconds):
     assert told(caplog, *milliseconds) == []
 
 
+@pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan])
+def test_times_that_are_no_numbers_are_passed_over(caplog, odd):
+    """No warning of NumPy's either, which the tests make an error."""
+    assert told(caplog, 10, odd, 11) == []
+    assert told(caplog, np.inf, odd, -np.inf) == []
+
+
 def test_one_that_waits_for_the_slowest_is_not_named(caplog):
     assert [message[:6] for message in told(caplog, 20, 60, 1)] == ["Rank 1"]
 
