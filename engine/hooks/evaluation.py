@@ -64,9 +64,12 @@ class EvalHook(HookBase):
             ):
                 results = self._func()
             flat = _flatten(results)
+            hints = storage.smoothing_hints()
+            of_ranks = comm.all_gather((flat, {name for name in hints if hints[name]}))
             # What hooks make of them, such as a learning rate, is to be the same on all ranks.
-            flat = {**comm.all_gather(flat)[0], **flat}
-            self._store(flat)
+            flat = {**of_ranks[0][0], **flat}
+            # And so are their names: one rank alone may put a metric of training.
+            self._store(flat, set.union(*(smoothed for _, smoothed in of_ranks)))
         except BaseException as error:
             try:
                 trainer.after_eval({})  # what hooks did for it is undone before any save
@@ -76,11 +79,9 @@ class EvalHook(HookBase):
         trainer.after_eval(flat)
         trainer.agree_on_stop()  # here, as all ranks wait for the one that evaluates longest
 
-    def _store(self, results: dict[str, float]) -> None:
-        storage = self.trainer.storage
-        hints = storage.smoothing_hints()
+    def _store(self, results: dict[str, float], of_training: set[str]) -> None:
         for name, value in results.items():
-            stored = f"eval/{name}" if hints.get(name) else name
+            stored = f"eval/{name}" if name in of_training else name
             if stored != name and name not in self._renamed:
                 self._renamed.add(name)
                 logger.warning(
@@ -88,7 +89,7 @@ class EvalHook(HookBase):
                     name,
                     stored,
                 )
-            storage.put_scalar(stored, value, smoothing_hint=False)
+            self.trainer.storage.put_scalar(stored, value, smoothing_hint=False)
 
 
 def _share_buffers(trainer: Any) -> None:

@@ -405,15 +405,37 @@ def learning_rates(results: dict | None) -> list[float]:
     return rates
 
 
-def work(rank: int, folder: Path) -> dict[str, list[float]]:
-    """The learning rates where rank 0 alone has all results, and others none or some of them."""
+def put_and_evaluate(rank: int, who: int, path: Path) -> list[dict]:
+    """The lines of a run in which one rank puts a metric of the same name as a result."""
+    model = nn.Linear(4, 1)
+    model.forward = lambda batch: (batch @ model.weight.T).mean()
+    trainer = SimpleTrainer(model, [torch.ones(2, 4)], torch.optim.SGD(model.parameters(), 1.0))
+    put = CallbackHook(after_step=lambda run: rank == who and run.storage.put_scalar("mine", 0.5))
+    writers = [JSONWriter(str(path))] if rank == 0 else []
+    trainer.register_hooks(
+        [put, EvalHook(2, lambda: {"mine": 9.0}), PeriodicWriter(writers, 2, over_ranks=True)]
+    )
+    trainer.train(0, 4)
+    return lines(path) if rank == 0 else []
+
+
+def work(rank: int, folder: Path) -> dict[str, list]:
+    """The learning rates where rank 0 alone has all results, and others none or some of them; and
+    the lines where rank 0 or rank 1 puts a metric with the name of a result."""
     loss = {"task": {"loss": 1.0}} if rank == 0 else {}
     return {
         "none": learning_rates(loss or None),
         "some": learning_rates({"other": {"accuracy": 1.0}, **loss}),
+        **{f"put {who}": put_and_evaluate(rank, who, folder / f"{who}.json") for who in range(2)},
     }
 
 
 @pytest.mark.parametrize("what", ["none", "some"])
 def test_results_of_rank_0_reach_hooks_of_ranks_that_do_not_have_them(processes, what):
     assert [rates[what] for rates in processes] == [[0.5, 0.25, 0.125]] * 2
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_result_is_stored_beside_a_metric_that_one_rank_alone_puts(processes, who):
+    shown = [(line.get("mine"), line.get("eval/mine")) for line in processes[0][f"put {who}"]]
+    assert shown == [(0.5, 9.0), (0.5, None), (None, 9.0)]
