@@ -155,10 +155,14 @@ class RunState:
         in the middle."""
         trainer, saved, self._saved = self._trainer, self._saved, {}
         if not self._is_alone():
-            own = {trainer._hook_list.name_of(hook) for hook in trainer._hooks}
-            names, lengths = zip(*comm.all_gather((own, trainer.max_iter)), strict=True)
+            # One of a rank alone that comes first has the name of another one elsewhere.
+            own = {
+                (trainer._hook_list.name_of(hook), repr(getattr(hook, "period", None)))
+                for hook in trainer._hooks
+            }
+            hooks, lengths = zip(*comm.all_gather((own, trainer.max_iter)), strict=True)
             _refuse_different(lengths)  # a hook's `before_train` may have set it
-            self._common_hooks = set.intersection(*names)
+            self._common_hooks = {name for name, _ in set.intersection(*hooks)}
             trainer._steps_are_joint = True
         if "random_states" in saved:
             restore_random_states(saved["random_states"])

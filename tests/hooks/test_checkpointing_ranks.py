@@ -1,4 +1,5 @@
-"""What is refused before a sharded model is saved by two processes, and its last save."""
+"""What is refused before a sharded model is saved by two processes, its last save, and hooks
+that one rank alone has."""
 
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from torch import nn
 from engine import SimpleTrainer
 from engine.checkpoint import Checkpointer, sharded
 from engine.hooks import BestCheckpointer, CallbackHook, PeriodicCheckpointer, checkpointing
+from engine.parallel.ddp import create_ddp_model
 from engine.parallel.fsdp import create_fsdp_model
 from engine.utils import periods
 
@@ -61,18 +63,36 @@ def save_best_by_the_clock(rank: int, folder: Path) -> float | None:
     return best.best_metric
 
 
+def train_with_one_more_on_rank_0(rank: int, folder: Path) -> int:
+    """The iterations of a run in which rank 0 alone has another hook that saves, the first one."""
+    model = create_ddp_model(Summed(4, 4))
+    trainer = SimpleTrainer(model, [torch.ones(2, 4)], torch.optim.SGD(model.parameters(), 0.1))
+    mine = PeriodicCheckpointer(Checkpointer(model, folder / "mine", trainer=trainer), 3)
+    ours = PeriodicCheckpointer(Checkpointer(model, folder / "ours", trainer=trainer), 4)
+    trainer.register_hooks([mine, ours] if rank == 0 else [ours])
+    trainer.train(0, 6)
+    return trainer.iter
+
+
 def work(rank: int, folder: Path) -> dict:
+    one_more = train_with_one_more_on_rank_0(rank, folder / "one_more")
     refused = [
         error_of_hook_on_rank_0_alone(rank, lambda saves: PeriodicCheckpointer(saves, 1)),
         error_of_hook_on_rank_0_alone(rank, lambda saves: BestCheckpointer(1, saves, "acc", "max")),
     ]
-    seen = {"refused": refused, "all": train(folder / "all", True)}
+    seen = {"one_more": one_more, "refused": refused, "all": train(folder / "all", True)}
     seen["best"] = save_best_by_the_clock(rank, folder / "best")
     sharded.LONGEST_DELAY = 0.5
     seen["unshared"] = train(folder / f"machine{rank}", False)
     checkpointing.PATIENCE = 1.0
     seen["one"] = train(folder / "one", rank == 1)
     return seen
+
+
+def test_ranks_do_not_wait_where_one_alone_has_one_more_that_comes_first(processes, folder):
+    assert [process["one_more"] for process in processes] == [6, 6]
+    assert (folder / "one_more" / "mine" / "model_0000002.pth").exists()
+    assert (folder / "one_more" / "ours" / "model_0000003.pth").exists()
 
 
 def test_a_hook_that_saves_shards_is_refused_where_not_all_ranks_have_it(processes):
