@@ -116,6 +116,7 @@ def run_processes(job: Job) -> list[Any]:
                     raise LaunchError(f"{what}: {type(error).__name__}: {error}") from error
                 logger.warning("Machine 0 at %s is gone; waiting for it", job.host)
                 reports.clear()  # a new agent counts from the beginning
+                heartbeat.has_agreed.clear()  # it may come back with other flags
             finally:
                 if job.are_done():  # others may still save
                     heartbeat.patience = LONGEST_SAVE

@@ -473,6 +473,26 @@ def test_a_machine_with_other_flags_that_comes_later_ends_alone():
 
 
 @pytest.mark.slow
+def test_a_first_machine_that_comes_back_with_other_flags_ends_all():
+    machines = [start(f"machine_that_restarts meet_for_ever {number}") for number in (0, 1)]
+    for machine in machines:
+        wait_for_calls(machine, 1)
+    time.sleep(2)  # the launchers look now and then
+    machines[0].kill()
+    machines[0].communicate()
+    machines[0] = start("machine_with 1 2 0 29883 3")
+    try:
+        outputs = [machine.communicate(timeout=50) for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+    assert [machine.returncode for machine in machines] == [1, 1]
+    for output, errors in outputs:
+        assert "started with --max-restarts 3 and --max-restarts 1: give all the same" in errors
+        assert "called" not in output  # they do not meet
+
+
+@pytest.mark.slow
 def test_a_machine_that_waits_long_for_others_says_so():
     process = start("wait_for_machine")
     waiting = "Waiting for all 2 machines to come to 127.0.0.1:29871\n"

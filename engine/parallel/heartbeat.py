@@ -105,8 +105,7 @@ class Heartbeat:
             ways = [" ".join(f"{flag} {flags[flag]}" for flag in differ) for flags in (first, own)]
             both = " and ".join(ways)
             self.contradiction = f"machines were started with {both}: give all the same"
-        else:
-            self.has_agreed.set()
+        pace = min(1, self.limit / 10)  # of all but the first: they miss it as soon as others do
         has_told = False
         while True:
             self._share_contradiction(store)
@@ -117,11 +116,13 @@ class Heartbeat:
             self.done = int(done) if done not in ("", mine) else None
             store.set(mine, str(time.time_ns()))
             store.get(mine)  # an answer
+            if not differ:
+                self.has_agreed.set()
             if self._machine > 0:
                 self._heard[0] = time.monotonic()
             for machine in self._watched:
                 self._look_at(machine, store)
-            if self._is_ending.wait(self.limit / 10 if self.have_met else min(1, self.limit / 10)):
+            if self._is_ending.wait(self.limit / 10 if self.have_met and self._watched else pace):
                 self._share_contradiction(store)
                 self._wait_for_others(store)
                 return store.set(mine, "left")
@@ -135,10 +136,10 @@ class Heartbeat:
             self.take_silent()
 
     def _share_contradiction(self, store: dist.Store) -> None:
-        if self.have_met:
-            store.set("have met", "")
-        elif self.contradiction and not store.check(["have met"]):
+        if self.contradiction and not store.check(["have met"]):  # with this machine 0
             store.set("contradiction", self.contradiction)
+        elif self.have_met:
+            store.set("have met", "")
         elif store.check(["contradiction"]):
             self.contradiction = store.get("contradiction").decode()
 
