@@ -148,6 +148,15 @@ def get_two_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
+def run_out_of_files_beside_a_thread() -> None:
+    """Rank 1 fails and can open nothing, not even to tell of it."""
+    if comm.get_rank() == 1:
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        while True:
+            os.dup(0)
+    comm.synchronize()
+
+
 def interrupt_beside_a_thread() -> None:
     if comm.get_rank() == 1:
         threading.Thread(target=time.sleep, args=(1000,)).start()
@@ -344,6 +353,7 @@ def killed_once(tmp_path_factory):
         ("fail_without_a_message", "Untold: <exception str() failed>"),
         ("fail_beside_a_collective", "ZeroDivisionError: the error of rank 1"),
         ("fail_beside_a_thread", "ZeroDivisionError: the error of rank 1"),
+        ("run_out_of_files_beside_a_thread", "LaunchError: Rank 1 ended with exit code 1"),
         ("interrupt_beside_a_thread", "in interrupt_beside_a_thread\n    raise KeyboardInterrupt"),
         ("die_beside_children", "Rank 1 was killed by SIGKILL"),
     ],

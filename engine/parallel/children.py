@@ -144,7 +144,9 @@ def end_with_parent() -> None:
 def end_in_time() -> None:
     """Have this process end, for which others wait, though a thread of the user's own would keep
     it, or a collective that is under way: torch waits for that when Python has long ended."""
-    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+    with suppress(OSError):  # this process may have all the files open that it can
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        faulthandler.dump_traceback_later(PATIENCE, exit=True, file=nowhere)
     with suppress(RuntimeError):  # there are no new threads any more: the process is at its end
         call_later(PATIENCE, os._exit, 1)  # a fork cancels the other one
 
