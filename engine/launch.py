@@ -53,7 +53,7 @@ def launch(
 
     Without accelerators the processes compute on the CPU. Returns what rank 0 of this machine
     returned. One process on one machine is this one, and so it is with 0 accelerators. A process
-    that torchrun, srun or Kubernetes has started takes the place that they have given it.
+    that torchrun, srun, mpirun or Kubernetes has started takes the place that it was given.
 
     `dist_url` is `host:port` of machine 0. When a process dies, all end (LaunchError), or are
     started again up to `max_restarts` times: see `was_restarted`. `timeout` (a number is

@@ -1,4 +1,4 @@
-"""Where torchrun, Slurm or Kubernetes has put this process: they say it in the environment."""
+"""Where torchrun, Slurm, Kubernetes or MPI has put this process: they say it in the environment."""
 
 import math
 import re
@@ -6,6 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.parallel.network import FlagError
+
+MPIRUN = [  # how Open MPI, and MPICH and what stems from it, name a process's place
+    [f"OMPI_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")],
+    ["PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"],
+]
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,15 @@ class Place:
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
-    """The place that torchrun, Kubernetes or srun has given this process; None without them."""
+    """The place that torchrun, Kubernetes, mpirun or srun has given this process; None without."""
     # Kubernetes' PyTorchJob says no LOCAL_RANK: there a machine is a pod with one process. It sets
     # the rest for a job of one pod too, which is a machine like any other.
     is_named = bool(environment.get("RANK") and environment.get("WORLD_SIZE"))
     if is_named and ("LOCAL_RANK" in environment or _read_number(environment, "WORLD_SIZE") > 1):
         return _read_torchrun(environment)
+    for names in MPIRUN:  # before Slurm, which may have started mpirun
+        if all(map(environment.get, names)) and _read_number(environment, names[0]) > 1:
+            return _read_mpirun(environment, names)
     # Without STEP it is the number that the job asked for: in a batch script, that is not srun's.
     if _read_number(environment, "SLURM_STEP_NUM_TASKS", default="1") > 1:
         return _read_slurm(environment)
@@ -94,6 +102,26 @@ def _read_torchrun(environment: Mapping[str, str]) -> Place:
         local_size=_read_number(environment, "LOCAL_WORLD_SIZE", low=1, default="1"),
         master=f"{environment['MASTER_ADDR']}:{port}",
         given_by="the environment (RANK, WORLD_SIZE, …)",
+    )
+
+
+def _read_mpirun(environment: Mapping[str, str], names: Iterable[str]) -> Place:
+    size, rank, local_size, local_rank = names
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]:
+        raise FlagError(
+            f"mpirun runs {environment[size]} processes ({size}) without {' and '.join(missing)}: "
+            "give them the host of the first one and a free port, as with "
+            "`mpirun -x MASTER_ADDR=host0 -x MASTER_PORT=29500`"
+        )
+    world_size = _read_number(environment, size)
+    port = _read_number(environment, "MASTER_PORT", low=1, high=65535)
+    return Place(
+        rank=_read_number(environment, rank, high=world_size - 1),
+        world_size=world_size,
+        local_rank=_read_number(environment, local_rank),
+        local_size=_read_number(environment, local_size, low=1),
+        master=f"{environment['MASTER_ADDR']}:{port}",
+        given_by="mpirun",
     )
 
 

@@ -25,6 +25,13 @@ SRUN = {
     "SLURM_STEP_TASKS_PER_NODE": "3(x2)",
     "SLURM_STEP_NODELIST": "gpu[07-08]",
 }
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
+MPICH = {"PMI_SIZE": "8", "PMI_RANK": "5", "MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "1"}
 
 
 def test_a_process_that_was_just_started_has_no_place():
@@ -44,6 +51,18 @@ def test_torchrun_says_it_all():
     assert (place.rank, place.world_size, place.local_rank, place.local_size) == (5, 8, 1, 4)
     assert (place.machine_rank, place.num_machines, place.master) == (1, 2, "node1:29500")
     assert place.environment() == TORCHRUN
+
+
+@pytest.mark.parametrize("names", [OPEN_MPI, MPICH], ids=["Open MPI", "MPICH"])
+def test_mpirun_says_all_but_where_to_meet(names):
+    where = {name: TORCHRUN[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    place = find_place({**SRUN, **names, **where})  # Slurm may have started mpirun
+    assert place.environment() == TORCHRUN
+    with pytest.raises(FlagError, match=r"mpirun runs 8 processes .* without MASTER_ADDR and MA"):
+        find_place(names)
+    with pytest.raises(FlagError, match="without MASTER_PORT: give them"):
+        find_place({**names, "MASTER_ADDR": "node1"})
+    assert find_place({**names, next(iter(names)): "1"}) is None
 
 
 def test_a_pod_of_kubernetes_is_a_machine_with_one_process():
