@@ -13,6 +13,7 @@ from engine.hooks.hook_list import EvaluationLeft
 from engine.parallel import comm
 from engine.parallel.random_states import restore_random_states
 from engine.stop_decision import StopDecision
+from engine.utils.periods import Period
 from engine.utils.random_state import get_random_state
 
 if TYPE_CHECKING:
@@ -156,10 +157,7 @@ class RunState:
         trainer, saved, self._saved = self._trainer, self._saved, {}
         if not self._is_alone():
             # One of a rank alone that comes first has the name of another one elsewhere.
-            own = {
-                (trainer._hook_list.name_of(hook), repr(getattr(hook, "period", None)))
-                for hook in trainer._hooks
-            }
+            own = {(trainer._hook_list.name_of(hook), self._when(hook)) for hook in trainer._hooks}
             hooks, lengths = zip(*comm.all_gather((own, trainer.max_iter)), strict=True)
             _refuse_different(lengths)  # a hook's `before_train` may have set it
             self._common_hooks = {name for name, _ in set.intersection(*hooks)}
@@ -176,6 +174,12 @@ class RunState:
             else:
                 self.run_after_epoch(first=left_at["hook"])
             trainer.iter += 1
+
+    def _when(self, hook: HookBase) -> str:
+        """Its period; of one in epochs with their length, which may differ between ranks."""
+        period = getattr(hook, "period", None)
+        is_in_epochs = isinstance(period, Period) and period.is_in_epochs
+        return f"{period!r} of {self._trainer.epoch_length if is_in_epochs else None}"
 
     def _restore_data_state(self, states: list[Any]) -> None:
         """Give this rank's data loader its own state back; so far it has that of rank 0."""

@@ -74,6 +74,17 @@ def train_with_one_more_on_rank_0(rank: int, folder: Path) -> int:
     return trainer.iter
 
 
+def train_on_uneven_epochs(rank: int, folder: Path) -> int:
+    """The iterations of a run that is saved after each epoch, of 2 steps or of 3."""
+    model = create_ddp_model(Summed(4, 4))
+    batches = [torch.ones(2, 4)] * (2 + rank)
+    trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1))
+    checkpointer = Checkpointer(model, folder, trainer=trainer)
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, "1 epoch")])
+    trainer.train(0, 5)
+    return trainer.iter
+
+
 def work(rank: int, folder: Path) -> dict:
     one_more = train_with_one_more_on_rank_0(rank, folder / "one_more")
     refused = [
@@ -81,6 +92,7 @@ def work(rank: int, folder: Path) -> dict:
         error_of_hook_on_rank_0_alone(rank, lambda saves: BestCheckpointer(1, saves, "acc", "max")),
     ]
     seen = {"one_more": one_more, "refused": refused, "all": train(folder / "all", True)}
+    seen["uneven"] = train_on_uneven_epochs(rank, folder / "uneven")
     seen["best"] = save_best_by_the_clock(rank, folder / "best")
     sharded.LONGEST_DELAY = 0.5
     seen["unshared"] = train(folder / f"machine{rank}", False)
@@ -93,6 +105,13 @@ def test_ranks_do_not_wait_where_one_alone_has_one_more_that_comes_first(process
     assert [process["one_more"] for process in processes] == [6, 6]
     assert (folder / "one_more" / "mine" / "model_0000002.pth").exists()
     assert (folder / "one_more" / "ours" / "model_0000003.pth").exists()
+
+
+def test_ranks_do_not_wait_for_each_other_where_their_epochs_are_not_equally_long(
+    processes, folder
+):
+    assert [process["uneven"] for process in processes] == [5, 5]
+    assert (folder / "uneven" / "model_0000003.pth").exists()
 
 
 def test_a_hook_that_saves_shards_is_refused_where_not_all_ranks_have_it(processes):
