@@ -153,6 +153,8 @@ def _start_agent(job: Job, logs: "LogsSpecs", heartbeat: Heartbeat) -> Agent:
             if job.machine_rank > 0 and not heartbeat.has_agreed.wait(seconds):
                 raise RendezvousConnectionError("nobody is there")
             agent.set_result(elastic_launch(config, _run_process)(job))
+        except dist.DistNetworkError as error:  # machine 0 has gone just when all had come
+            agent.set_exception(RendezvousConnectionError(str(error)))
         except BaseException as error:
             agent.set_exception(error)
 

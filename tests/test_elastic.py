@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
 from engine import TrainerBase, hooks, launch
 from engine.config import ConfigError
@@ -250,6 +251,11 @@ def meet_for_ever() -> None:
     print("called", flush=True)
     while True:
         comm.synchronize()
+
+
+def meet_once() -> str:
+    comm.synchronize()
+    return "all are here"
 
 
 def die_when_the_other_is_done() -> None:
@@ -500,6 +506,24 @@ def test_a_first_machine_that_comes_back_with_other_flags_ends_all():
     for output, errors in outputs:
         assert "started with --max-restarts 3 and --max-restarts 1: give all the same" in errors
         assert "called" not in output  # they do not meet
+
+
+@pytest.mark.slow
+def test_a_first_machine_that_dies_just_when_all_have_come_is_waited_for():
+    names = ["machine_that_dies_where_all_meet", "machine_that_restarts meet_once 1"]
+    machines = [start(name) for name in names]
+    machines[0].communicate(timeout=60)
+    assert machines[0].returncode == -signal.SIGKILL
+    time.sleep(2)
+    machines[0] = start("machine_that_restarts meet_once 0")
+    try:
+        outputs = [machine.communicate(timeout=40) for machine in reversed(machines)]
+    finally:
+        for machine in machines:
+            machine.kill()
+    for machine, (output, errors) in zip(reversed(machines), outputs, strict=True):
+        assert (machine.returncode, output) == (0, "all are here\n"), errors
+    assert "Machine 0 at 127.0.0.1 is gone; waiting for it" in outputs[0][1]
 
 
 @pytest.mark.slow
@@ -802,6 +826,10 @@ def main(name: str) -> None:
     elif name.startswith("machine_that_stays "):
         num_machines, machine = map(int, name.split()[1:])
         launch(stay, 1, num_machines, machine, "127.0.0.1:29879")
+    elif name == "machine_that_dies_where_all_meet":
+        # torch's agents have found each other then, and number their processes.
+        SimpleElasticAgent._assign_worker_ranks = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        launch(meet_once, 1, 2, 0, "127.0.0.1:29883", max_restarts=1)
     elif name.startswith("machine_that_restarts "):
         _, function, machine = name.split()
         address = "127.0.0.1:29883"
