@@ -91,7 +91,8 @@ class AMPTrainer(SimpleTrainer):
                 self.grad_scaler.unscale_(self.optimizer)
                 self._clip(self.clip_gradients)
             # It skips the step and lowers the scale by itself where gradients are infinite.
-            may_be_first = not (self._has_stepped or self.optimizer.state)
+            # An optimizer of the user's own, around others, need not have a `state`.
+            may_be_first = not (self._has_stepped or getattr(self.optimizer, "state", True))
             before = float(self.grad_scaler.get_scale()) if may_be_first else 0.0
             self.grad_scaler.step(self.optimizer)
             self.grad_scaler.update()

@@ -45,6 +45,35 @@ class OwnLoop(TrainerBase):
                 self.after_train()
 
 
+class Pair:
+    """SGD for a model's weights and Adam for its biases: one optimizer, but not one of torch's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        weights = [p for name, p in model.named_parameters() if "bias" not in name]
+        biases = [p for name, p in model.named_parameters() if "bias" in name]
+        sgd = torch.optim.SGD(weights, lr=0.05, momentum=0.9)
+        self.both = [sgd, torch.optim.Adam(biases, lr=0.05)]
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return [group for one in self.both for group in one.param_groups]
+
+    def step(self) -> None:
+        for one in self.both:
+            one.step()
+
+    def zero_grad(self) -> None:
+        for one in self.both:
+            one.zero_grad()
+
+    def state_dict(self) -> dict:
+        return {"both": [one.state_dict() for one in self.both]}
+
+    def load_state_dict(self, state: dict) -> None:
+        for one, its_state in zip(self.both, state["both"], strict=True):
+            one.load_state_dict(its_state)
+
+
 class Evaluation(HookBase):
     """Evaluates on one batch after the step `at`."""
 

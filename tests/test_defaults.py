@@ -14,6 +14,7 @@ from engine.data import build_test_loader, get_dataset
 from engine.defaults import HOOK_REGISTRY, DefaultTrainer
 from engine.evaluation import DatasetEvaluator
 from engine.events import EventWriter
+from small_trainers import Pair
 
 pytestmark = pytest.mark.usefixtures("log")
 
@@ -66,6 +67,23 @@ def test_build_optimizer_can_be_overridden(digits_cfg):
             return torch.optim.Adam(model.parameters(), lr=cfg.SOLVER.BASE_LR)
 
     assert type(Trainer(digits_cfg()).optimizer) is torch.optim.Adam
+
+
+def test_an_optimizer_of_ones_own_need_not_be_one_of_torch(digits_cfg):
+    class Trainer(DefaultTrainer):
+        @classmethod
+        def build_optimizer(cls, cfg, model):
+            return Pair(model)
+
+        @classmethod
+        def build_lr_scheduler(cls, cfg, optimizer):
+            return torch.optim.lr_scheduler.StepLR(optimizer.both[0], 100)
+
+    Trainer(digits_cfg()).train()
+    resumed = Trainer(digits_cfg())
+    resumed.resume_or_load(resume=True)
+    assert resumed.start_iter == resumed.max_iter
+    assert all(one.state for one in resumed.optimizer.both)
 
 
 def test_build_lr_scheduler_can_be_overridden_and_gets_lengths_in_iterations(digits_cfg):

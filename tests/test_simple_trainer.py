@@ -10,7 +10,7 @@ import torch
 from fvcore.common.param_scheduler import CosineParamScheduler
 from torch import nn
 
-from engine import SimpleTrainer, TrainerBase, get_event_storage
+from engine import AMPTrainer, SimpleTrainer, TrainerBase, get_event_storage
 from engine.checkpoint import Checkpointer
 from engine.events import CommonMetricPrinter, EventStorage, JSONWriter, TensorboardXWriter
 from engine.hooks import (
@@ -22,7 +22,7 @@ from engine.hooks import (
     PeriodicWriter,
 )
 from engine.solver import GradientClipper
-from small_trainers import Numbered, OwnLoop, make_trainer, weights
+from small_trainers import Numbered, OwnLoop, Pair, make_trainer, weights
 
 
 def values(trainer: TrainerBase, name: str) -> list[float]:
@@ -495,6 +495,23 @@ def test_a_subclass_may_have_a_constructor_of_its_own(model, batches):
     trainer = Own(model, batches)
     trainer.train(0, 3)
     assert trainer.storage.latest()["total_loss"][1] == 2
+
+
+@pytest.mark.parametrize("kind", [SimpleTrainer, AMPTrainer])
+def test_a_run_with_an_optimizer_of_ones_own_around_others_is_resumed(
+    model, batches, tmp_path, kind
+):
+    started = copy.deepcopy(model)
+    kind(model, batches, Pair(model)).train(0, 18)
+
+    first = kind(started, batches, Pair(started))
+    first.train(0, 12)
+    Checkpointer(started, tmp_path, trainer=first).save("last")
+    other = type(model)()
+    resumed = kind(other, batches, Pair(other))
+    Checkpointer(other, tmp_path, trainer=resumed).resume_or_load("")
+    resumed.train(resumed.iter + 1, 18)
+    assert torch.equal(weights(other), weights(model))
 
 
 def test_a_subclass_with_its_own_step_needs_no_data_loader(log):

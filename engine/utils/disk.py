@@ -48,8 +48,8 @@ def state_size(model: nn.Module, optimizer: torch.optim.Optimizer, averages: boo
     """
     parameters = _bytes(model.parameters())
     size = parameters * (1 + averages) + _bytes(model.buffers())
-    if optimizer.state:
-        return size + _bytes(_tensors(list(optimizer.state.values())))
+    if state := getattr(optimizer, "state", None):  # one of the user's own need not have it
+        return size + _bytes(_tensors(list(state.values())))
     for group in optimizer.param_groups:
         moments = bool(group["momentum"]) if isinstance(optimizer, torch.optim.SGD) else 2
         size += moments * _bytes(group["params"])
