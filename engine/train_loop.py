@@ -34,6 +34,7 @@ class TrainerBase:
     storage: EventStorage
     _max_iter = 0  # here, as a subclass may set it before it calls our constructor
     _steps_are_joint = False  # whether several ranks take steps together now
+    _heeds_stops = False  # whether the loop that runs is that of `train`, and no other
 
     def __init__(self) -> None:
         self.iter = 0
@@ -63,6 +64,7 @@ class TrainerBase:
             )
             return
         logger.info("Starting training from iteration %d", start_iter)
+        self._heeds_stops = True
         with self.storage:
             try:
                 with self._run_state.leaving_evaluations():
@@ -167,7 +169,7 @@ class TrainerBase:
         self._hook_list.start()
 
     def after_train(self) -> None:
-        self._is_training = self._steps_are_joint = False
+        self._is_training = self._steps_are_joint = self._heeds_stops = False
         # A `train` of the user's own may call this in a `finally`, with an error on its way.
         self.failed = self.failed or sys.exc_info()[1] not in (None, self._handled_error)
         self._handled_error = None  # it would keep all that its frames hold

@@ -35,7 +35,8 @@ class StopOnSignal(HookBase):
     a resumed one is exactly what this one would have been. The same signal again ends the process
     at once; under torchrun, which passes on what Slurm has sent to the process too, not within
     three seconds. A signal that the process was started to ignore stays ignored, as does one that
-    this system does not have. Only in the main thread.
+    this system does not have. Only in the main thread, and in a trainer's `train`: a signal ends a
+    loop of the user's own at once.
     """
 
     priority = Priority.LOWEST  # signals are minded until the last save is done
@@ -58,6 +59,9 @@ class StopOnSignal(HookBase):
     def before_train(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             logger.info("Signals do not stop this run cleanly: it is not in the main thread")
+            return
+        if not self.trainer._heeds_stops:
+            logger.info("Signals do not stop this run cleanly: its loop is not TrainerBase.train")
             return
         self._process = os.getpid()
         self._received.clear()

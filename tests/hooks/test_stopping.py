@@ -13,6 +13,7 @@ import pytest
 from engine import HookBase, TrainerBase
 from engine.hooks import CallbackHook, EvalHook, StopOnSignal, TimeLimit, stopping
 from engine.hooks.stopping import REQUEUE_EXIT_CODE, process_age
+from small_trainers import OwnLoop
 
 ROOT = Path(__file__).parents[2]
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
@@ -105,6 +106,23 @@ def test_the_second_ctrl_c_interrupts(log):
     with pytest.raises(KeyboardInterrupt):
         trainer.train(0, 9)
     assert (trainer.iter, trainer.failed, trainer.requeue) == (0, True, False)
+
+
+@pytest.mark.parametrize("trains_before", [False, True])
+def test_a_signal_ends_a_loop_of_ones_own_at_once(trains_before):
+    """No other loop than that of `train` asks whether to stop."""
+
+    class Own(Steps):
+        def train_in_own_loop(self) -> None:
+            OwnLoop.train(self, 0, 9)
+
+    trainer = Own(lambda trainer: None, StopOnSignal())
+    if trains_before:
+        trainer.train(0, 2)
+    trainer.step = raising(signal.SIGINT, at=3)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train_in_own_loop()
+    assert trainer.iter == 3
 
 
 def test_another_signal_is_not_the_second_one():
