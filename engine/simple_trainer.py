@@ -317,14 +317,16 @@ class SimpleTrainer(TrainerBase):
                 f"the checkpoint was saved by another kind of trainer: its state has no optimizer, "
                 f"but {', '.join(state_dict)}"
             )
-        if isinstance(self.optimizer, torch.optim.Optimizer):
-            state = shard_optimizer_state(state_dict["optimizer"], self.optimizer)
+        state = state_dict["optimizer"]
+        has_form_of_torch = state.keys() >= {"state", "param_groups"}
+        if isinstance(self.optimizer, torch.optim.Optimizer) and has_form_of_torch:
+            state = shard_optimizer_state(state, self.optimizer)
             trained = trained_names(self.model, self.optimizer)
             pairs = zip(state_dict.get("trained", trained), trained, strict=False)
             renamed = {was: is_now for was, is_now in pairs if was != is_now}
             load_optimizer_state(self.optimizer, state, renamed)
-        else:  # one of the user's own, around others, knows what its state is
-            self.optimizer.load_state_dict(state_dict["optimizer"])
+        else:  # one of the user's own, as around others, knows what its state is
+            self.optimizer.load_state_dict(state)
         super().load_state_dict(state_dict)  # then a schedule sets the LR, which may be another now
         if hasattr(self.data_loader, "load_state_dict") and "data_loader" in state_dict:
             self.data_loader.load_state_dict(state_dict["data_loader"])

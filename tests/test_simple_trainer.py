@@ -514,6 +514,32 @@ def test_a_run_with_an_optimizer_of_ones_own_around_others_is_resumed(
     assert torch.equal(weights(other), weights(model))
 
 
+def test_the_state_of_an_optimizer_may_have_a_form_of_its_own(model, batches):
+    class Counting(torch.optim.SGD):
+        steps = 0
+
+        def step(self, closure=None):
+            self.steps += 1
+            return super().step(closure)
+
+        def state_dict(self):
+            return {"inner": super().state_dict(), "steps": self.steps}
+
+        def load_state_dict(self, state):
+            super().load_state_dict(state["inner"])
+            self.steps = state["steps"]
+
+    def make() -> SimpleTrainer:
+        optimizer = Counting(model.parameters(), 0.1, momentum=0.9)
+        return SimpleTrainer(model, batches, optimizer)
+
+    first, resumed = make(), make()
+    first.train(0, 3)
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.optimizer.steps == 3
+    assert len(resumed.optimizer.state) == 2  # a momentum for each parameter
+
+
 def test_a_subclass_with_its_own_step_needs_no_data_loader(log):
     """As the trainers of GANs and teachers that are written for detectron2."""
 
