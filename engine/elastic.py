@@ -324,6 +324,8 @@ def _environment(job: Job) -> Iterator[None]:
     """Meanwhile the variables that the processes need are set; what the user has set stays."""
     # Processes that share the store of the agents hang in 2 of 5 restarts (pytorch #135712).
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    # Else agents number their processes by messages, and wait half an hour for one that has died.
+    variables["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
     variables[STARTED_AT] = str(time.monotonic() - process_age())  # for time limits
     if find_accelerator() is None:
         variables["OMP_NUM_THREADS"] = str(max(1, usable_cpus() // job.num_processes))

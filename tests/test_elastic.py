@@ -510,7 +510,7 @@ def test_a_first_machine_that_comes_back_with_other_flags_ends_all():
 
 @pytest.mark.slow
 def test_a_first_machine_that_dies_just_when_all_have_come_is_waited_for():
-    names = ["machine_that_dies_where_all_meet", "machine_that_restarts meet_once 1"]
+    names = ["machine_that_dies_where_all_meet 0", "machine_that_restarts meet_once 1"]
     machines = [start(name) for name in names]
     machines[0].communicate(timeout=60)
     assert machines[0].returncode == -signal.SIGKILL
@@ -524,6 +524,22 @@ def test_a_first_machine_that_dies_just_when_all_have_come_is_waited_for():
     for machine, (output, errors) in zip(reversed(machines), outputs, strict=True):
         assert (machine.returncode, output) == (0, "all are here\n"), errors
     assert "Machine 0 at 127.0.0.1 is gone; waiting for it" in outputs[0][1]
+
+
+@pytest.mark.slow
+def test_a_machine_that_dies_just_when_all_have_come_is_waited_for():
+    # The one that is started first has the first number for torch's agents: the other waited for it.
+    names = ["machine_that_dies_where_all_meet 1", "machine_that_restarts meet_once 0"]
+    machines = [start(name) for name in names]
+    machines[0].communicate(timeout=60)
+    machines[0] = start("machine_that_restarts meet_once 1")
+    try:
+        outputs = [machine.communicate(timeout=100) for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+    for machine, (output, errors) in zip(machines, outputs, strict=True):
+        assert (machine.returncode, output) == (0, "all are here\n"), errors
 
 
 @pytest.mark.slow
@@ -826,10 +842,10 @@ def main(name: str) -> None:
     elif name.startswith("machine_that_stays "):
         num_machines, machine = map(int, name.split()[1:])
         launch(stay, 1, num_machines, machine, "127.0.0.1:29879")
-    elif name == "machine_that_dies_where_all_meet":
+    elif name.startswith("machine_that_dies_where_all_meet "):
         # torch's agents have found each other then, and number their processes.
         SimpleElasticAgent._assign_worker_ranks = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        launch(meet_once, 1, 2, 0, "127.0.0.1:29883", max_restarts=1)
+        launch(meet_once, 1, 2, int(name[-1]), "127.0.0.1:29883", max_restarts=1)
     elif name.startswith("machine_that_restarts "):
         _, function, machine = name.split()
         address = "127.0.0.1:29883"
