@@ -135,6 +135,14 @@ def _read_slurm(environment: Mapping[str, str]) -> Place:
             f"srun runs {per_machine} tasks on the machines (SLURM_STEP_TASKS_PER_NODE); each must "
             "run the same number: give --ntasks-per-node"
         )
+    # What this rank alone would find wrong, the others would wait for.
+    tasks = environment.get("SLURM_GTIDS", "")  # those of this machine: 0,1,2
+    numbers = [int(task) for task in tasks.split(",") if task.isdecimal()]
+    if numbers and max(numbers) - min(numbers) >= len(numbers):
+        raise FlagError(
+            f"srun has put the tasks {tasks} onto one machine (SLURM_GTIDS); on each machine they "
+            "must follow each other: give --distribution=block"
+        )
     nodes = environment["SLURM_STEP_NODELIST"]
     try:
         host = expand_node_list(nodes)[0]

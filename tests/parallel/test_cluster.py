@@ -164,6 +164,16 @@ def test_ranks_that_do_not_follow_each_other_on_a_machine_are_refused():
         find_place({**SRUN, "SLURM_LOCALID": "2"})  # srun --distribution=cyclic
 
 
+def test_all_ranks_refuse_tasks_that_do_not_follow_each_other_on_a_machine():
+    """Two of these four are where they would be anyway, and must not wait for the others."""
+    two_each = {**SRUN, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+    for rank, (place, tasks) in enumerate([("0", "0,2"), ("0", "1,3"), ("1", "0,2"), ("1", "1,3")]):
+        own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": place, "SLURM_GTIDS": tasks}
+        with pytest.raises(FlagError, match=f"put the tasks {tasks} onto one .* give --distrib"):
+            find_place({**two_each, **own})
+    assert find_place({**SRUN, "SLURM_GTIDS": "3,4,5"}) == find_place(SRUN)
+
+
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
