@@ -397,6 +397,48 @@ def test_torchrun_may_launch_several_times_and_restart(tmp_path, rendezvous):
     assert done.stdout.count("in the end [0, 1]") == 2
 
 
+def test_a_task_that_srun_ends_because_another_has_stopped_ends_with_75_too(torchrun, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import atexit, sys, time\nfrom engine import launch\nfrom engine.parallel import comm\n"
+        "def main():\n"
+        "    atexit.register(time.sleep, 2 * comm.get_rank())\n"  # rank 1 is the last to end
+        "    sys.exit(75)\n"
+        "launch(main, 1)\n"
+    )
+    path = {"PYTHONPATH": os.pathsep.join(sys.path), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    first, last = (
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, **path, "RANK": rank, "LOCAL_RANK": rank},
+        )
+        for rank in "01"
+    )
+    try:
+        assert first.wait(60) == 75
+        last.terminate()
+        assert last.wait(60) == 75
+    finally:
+        first.kill()
+        last.kill()
+
+
+def test_a_launcher_that_srun_ends_because_another_has_stopped_ends_with_75_too(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import atexit, os, sys, time\nfrom engine import launch\n"
+        "def end():\n    os.write(1, b'ending\\n')\n    time.sleep(2)\n"
+        "def main():\n    sys.exit(75)\n"
+        "if __name__ == '__main__':\n    atexit.register(end)\n    launch(main, 2)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout.readline() == b"ending\n"
+        launcher.terminate()
+        assert launcher.wait(60) == 75
+
+
 def test_a_program_from_stdin_is_refused():
     code = "from engine import launch\nimport operator\nlaunch(operator.add, 2, args=(2, 3))\n"
     assert "new processes cannot import a program from stdin" in run_code("-", code).stderr
