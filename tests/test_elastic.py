@@ -528,7 +528,7 @@ def test_a_first_machine_that_dies_just_when_all_have_come_is_waited_for():
 
 @pytest.mark.slow
 def test_a_machine_that_dies_just_when_all_have_come_is_waited_for():
-    # The one that is started first has the first number for torch's agents: the other waited for it.
+    # The first one to come has the first number for torch's agents: the other waited for it.
     names = ["machine_that_dies_where_all_meet 1", "machine_that_restarts meet_once 0"]
     machines = [start(name) for name in names]
     machines[0].communicate(timeout=60)
