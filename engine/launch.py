@@ -125,7 +125,7 @@ def _run(job: Job) -> Any:
         raise
     if stopped := next((end for end in results if isinstance(end, Exit)), None):
         if stopped.code == REQUEUE_EXIT_CODE:
-            _ignore_sigterm()
+            _ignore_sigterm_at_exit()
         sys.exit(stopped.code)
     return results[0]
 
@@ -171,7 +171,7 @@ def _call_at(place: Place, main_func: Callable[..., Any], args: tuple, timeout: 
         call_later(PATIENCE, _leave, dist.group.WORLD)
         if isinstance(error, SystemExit) and error.code == REQUEUE_EXIT_CODE:  # no failure
             atexit.unregister(end_in_time)
-            _ignore_sigterm()
+            _ignore_sigterm_at_exit()
             _come_to_end(world["store"], wait_for=place.world_size)
         raise
     atexit.unregister(end_in_time)
@@ -206,10 +206,9 @@ def _come_to_end(store: dist.Store, wait_for: int = 0) -> None:
             count = store.add("at the end", 0)
 
 
-def _ignore_sigterm() -> None:
+def _ignore_sigterm_at_exit() -> None:
     """srun --kill-on-bad-exit sends one when the first task has ended with 75: as all are to do."""
-    with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
 
 
 def _leave(world: dist.ProcessGroup | None) -> None:

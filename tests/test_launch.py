@@ -4,6 +4,7 @@ import json
 import operator
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -437,6 +438,18 @@ def test_a_launcher_that_srun_ends_because_another_has_stopped_ends_with_75_too(
         assert launcher.stdout.readline() == b"ending\n"
         launcher.terminate()
         assert launcher.wait(60) == 75
+
+
+def test_a_program_that_goes_on_after_a_stopped_run_heeds_sigterm(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import signal, sys\nfrom engine import launch\n"
+        "def main():\n    sys.exit(75)\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n        launch(main, 2)\n"
+        "    except SystemExit:\n        signal.raise_signal(signal.SIGTERM)\n"
+    )
+    assert run_code(str(script), "").returncode == -signal.SIGTERM
 
 
 def test_a_program_from_stdin_is_refused():
